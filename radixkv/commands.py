@@ -1,0 +1,422 @@
+"""What a worker can ask and what comes back; what the daemon tells its own core; what the core tells the edges.
+
+These are plain records. How they are framed is ``ipc/wire.py``; what they do is ``engine/engine.py``. On the wire a
+record is an array whose first item is its tag; **tags are never reused and fields are only ever added at the end**.
+
+Units: ``tokens`` are packed little-endian uint32, ``pages`` packed little-endian int32, times are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Wait = Annotated[float, Meta(ge=0.0, le=86400.0)]
+Ticket = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Canonical = Annotated[bytes, Meta(max_length=1024)]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+
+CopyRow = tuple[int, int, int]
+"""(source page, target page, rows): the first ``rows`` token rows of the source belong into the target."""
+
+
+# -- items of one Step, in the order in which a Step carries them out ---------------------------------------------
+
+
+class Free(Struct, array_like=True, frozen=True):
+    seq: Natural
+
+
+class Truncate(Struct, array_like=True, frozen=True):
+    """Exactly the first n tokens stay, without headroom."""
+
+    seq: Natural
+    n: Natural
+
+
+class Commit(Struct, array_like=True, frozen=True):
+    """KV of the first n tokens is written and complete (absolute, counted from token 0)."""
+
+    seq: Natural
+    n: Natural
+
+
+class Extend(Struct, array_like=True, frozen=True):
+    """Append tokens; guarantee room for ``headroom`` more."""
+
+    seq: Natural
+    tokens: bytes = b""
+    headroom: Natural = 0
+
+
+class Share(Struct, array_like=True, frozen=True):
+    """Fork ``count`` children at a token <= committed (None: at committed). Their ids: first_child, +1, ..."""
+
+    seq: Natural
+    at: Natural | None
+    count: Natural
+    first_child: Natural
+
+
+# -- commands of a worker -----------------------------------------------------------------------------------------
+
+
+class Reserve(Struct, array_like=True, frozen=True, tag="reserve"):
+    pool: Name
+    seq: Natural
+    namespace: Canonical
+    tokens: bytes
+    headroom: Natural = 0
+    last_page: str = "copy"
+    wait_s: Wait = 0.0
+
+
+class Step(Struct, array_like=True, frozen=True, tag="step"):
+    """A batch: copied, free, truncate, commit, extend, share, in this order; each item succeeds or fails alone.
+
+    ``copied`` names sequences whose copy_rows have been carried out. Items may name sequences of any pool.
+    """
+
+    free: list[Free] = []
+    truncate: list[Truncate] = []
+    commit: list[Commit] = []
+    extend: list[Extend] = []
+    share: list[Share] = []
+    copied: list[Natural] = []
+
+
+class Handoff(Struct, array_like=True, frozen=True, tag="handoff"):
+    """Put a sequence in transit under a ticket (16 random bytes of the client's) for at most ttl_s."""
+
+    seq: Natural
+    ticket: Ticket
+    ttl_s: Wait
+
+
+class Adopt(Struct, array_like=True, frozen=True, tag="adopt"):
+    pool: Name
+    ticket: Ticket
+    seq: Natural
+
+
+class Compact(Struct, array_like=True, frozen=True, tag="compact"):
+    """Swap the sequence's shadow pages for the canonical ones; the shadows go back at once."""
+
+    seq: Natural
+
+
+class Invalidate(Struct, array_like=True, frozen=True, tag="invalidate"):
+    pool: Name
+    namespace: Canonical
+
+
+class Lookup(Struct, array_like=True, frozen=True, tag="lookup"):
+    pool: Name
+    namespace: Canonical
+    prompts: list[bytes]
+
+
+class Cancel(Struct, array_like=True, frozen=True, tag="cancel"):
+    """Take the queued request with this id out of the queue; it is answered with ``timeout``."""
+
+    request: Natural
+
+
+class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat"):
+    pass
+
+
+class Bye(Struct, array_like=True, frozen=True, tag="bye"):
+    """End the session; the sender no longer touches the arena."""
+
+
+class Stats(Struct, array_like=True, frozen=True, tag="stats"):
+    pass
+
+
+Body = (
+    Reserve | Step | Handoff | Adopt | Compact | Invalidate | Lookup | Cancel | Heartbeat | Bye | Stats
+)  # fmt: skip
+READ_ONLY = (Lookup, Stats)
+"""Commands that need no session: they change nothing and hold nothing."""
+
+
+class Request(Struct, frozen=True):
+    """One command of a worker with its envelope.
+
+    ``id`` increases within a session; a repeat of one of the last 64 gets the same answer and changes nothing.
+    ``deadline`` is CLOCK_MONOTONIC of the machine; a request handled later is refused and not executed.
+    """
+
+    session: int
+    epoch: int
+    id: int
+    deadline: float
+    body: Body
+
+
+# -- what the daemon tells its core -------------------------------------------------------------------------------
+
+
+class OpenSession(Struct, frozen=True):
+    """A worker has authenticated on the attach socket. ``token`` is 16 random bytes made by the edge."""
+
+    session: int
+    token: bytes
+    name: str
+
+
+class EndSession(Struct, frozen=True):
+    """A worker is gone. Its private pages are quarantined while ``mapped``: it could still write to them."""
+
+    session: int
+    mapped: bool
+    reason: str
+
+
+class MappingGone(Struct, frozen=True):
+    """Nothing of an ended session maps the arena any longer: its quarantined pages may be used again."""
+
+    session: int
+
+
+class CopyDone(Struct, frozen=True):
+    copy: int
+    ok: bool
+
+
+class Tick(Struct, frozen=True):
+    """Time has passed; ``running_s`` is the daemon's running time, which stands still while the daemon does."""
+
+    running_s: float
+
+
+class Drain(Struct, frozen=True):
+    """Take nothing new; let what runs come to its end."""
+
+
+Command = Request | OpenSession | EndSession | MappingGone | CopyDone | Tick | Drain
+
+
+# -- what comes back to a worker ----------------------------------------------------------------------------------
+
+
+class Failure(Struct, array_like=True, frozen=True, tag="error"):
+    code: str
+    message: str
+    details: dict[str, int | float | str | bool] = {}
+
+
+class Reserved(Struct, array_like=True, frozen=True, tag="reserved"):
+    page_table: bytes
+    cached_tokens: int
+    writable_from_tokens: int
+    copy_rows: list[CopyRow] = []
+
+
+class Truncated(Struct, array_like=True, frozen=True, tag="truncated"):
+    """``tail``: the id that replaces the last kept page (its rows come by copy_rows), or nothing."""
+
+    kept_pages: int
+    tail: bytes = b""
+    copy_rows: list[CopyRow] = []
+
+
+class Shared(Struct, array_like=True, frozen=True, tag="shared"):
+    """Children share the parent's first ``shared_pages`` pages; ``tails``: one own page a child, if at is inside one."""
+
+    at: int
+    shared_pages: int
+    tails: bytes = b""
+    copy_rows: list[CopyRow] = []
+
+
+class Stepped(Struct, array_like=True, frozen=True, tag="stepped"):
+    """One result an item, in the order of the items. ``extend`` gives the appended page ids, packed."""
+
+    free: list[Failure | None] = []
+    truncate: list[Truncated | Failure] = []
+    commit: list[Failure | None] = []
+    extend: list[bytes | Failure] = []
+    share: list[Shared | Failure] = []
+    copied: list[Failure | None] = []
+
+
+class Adopted(Struct, array_like=True, frozen=True, tag="adopted"):
+    tokens: bytes
+    page_table: bytes
+    committed_tokens: int
+    cached_tokens: int
+    writable_from_tokens: int
+    copy_rows: list[CopyRow] = []
+
+
+class Compacted(Struct, array_like=True, frozen=True, tag="compacted"):
+    page_table: bytes
+
+
+class Invalidated(Struct, array_like=True, frozen=True, tag="invalidated"):
+    epoch: int
+
+
+class LookedUp(Struct, array_like=True, frozen=True, tag="found"):
+    device_tokens: list[int]
+    host_tokens: list[int]
+
+
+class Done(Struct, array_like=True, frozen=True, tag="done"):
+    pass
+
+
+class Statistics(Struct, array_like=True, frozen=True, tag="statistics"):
+    snapshot: dict[str, Any]
+
+
+Reply = (
+    Failure | Reserved | Stepped | Adopted | Compacted | Invalidated | LookedUp | Done | Statistics
+)  # fmt: skip
+
+
+# -- the attach socket: who is there, and the way by which memory is handed over ----------------------------------
+
+PROTOCOL_VERSION = 1
+
+
+class Hello(Struct, array_like=True, frozen=True, tag="hello"):
+    version: int
+    name: str = ""
+
+
+class MapPool(Struct, array_like=True, frozen=True, tag="map"):
+    """The answer comes with two file descriptors: the pool's arena, then its descriptor table."""
+
+    pool: Name
+
+
+AttachRequest = Hello | MapPool
+
+
+class Welcome(Struct, array_like=True, frozen=True, tag="welcome"):
+    """``slot``: where in every pool's descriptor table this session's record is."""
+
+    version: int
+    session: int
+    epoch: int
+    slot: int
+    token: bytes
+    boot_id: str
+    cache_id: str
+    pools: list[str]
+    heartbeat_s: float
+    lease_s: float
+
+
+class PoolMap(Struct, array_like=True, frozen=True, tag="pool"):
+    name: str
+    pages: int
+    arena_bytes: int
+    table_bytes: int
+    spec: dict[str, Any]
+    layout: dict[str, Any]
+
+
+AttachReply = Welcome | PoolMap | Failure
+
+
+# -- what the core tells the edges --------------------------------------------------------------------------------
+# Descriptor writes must be stored before the reply leaves. Each names pages by packed int32 ids.
+
+
+class Assign(Struct, frozen=True):
+    """Pages leave the free list: generation + 1, private, owned."""
+
+    pool: str
+    pages: bytes
+    owner: int
+    namespace: int
+    epoch: int
+
+
+class Publish(Struct, frozen=True):
+    """Pages are complete and immutable. ``parent`` is the chain hash before the first of them."""
+
+    pool: str
+    pages: bytes
+    shadow: bool
+    parent: bytes
+    hashes: bytes
+    tokens: bytes
+
+
+class Retire(Struct, frozen=True):
+    """Pages go back to the free list, or, where someone may still write to them, into quarantine."""
+
+    pool: str
+    pages: bytes
+    quarantined: bool = False
+
+
+class Stamp(Struct, frozen=True):
+    """The last holder of these cached pages let go: their place in the order of eviction."""
+
+    pool: str
+    pages: bytes
+    stamp: int
+
+
+class Own(Struct, frozen=True):
+    """Private and shadow pages change their owner (0: in transit)."""
+
+    pool: str
+    pages: bytes
+    owner: int
+
+
+class NamespaceRecord(Struct, frozen=True):
+    pool: str
+    namespace: int
+    epoch: int
+    canonical: bytes
+
+
+class SessionRecord(Struct, frozen=True):
+    """In every pool's table: a session opens (its token) or is over (epoch 0)."""
+
+    slot: int
+    session: int
+    epoch: int
+    token: bytes
+
+
+Write = Assign | Publish | Retire | Stamp | Own | NamespaceRecord | SessionRecord
+
+
+class Copy(Struct, frozen=True):
+    """Effect: copy whole pages between tiers; its end comes back as ``CopyDone``."""
+
+    copy: int
+    pool: str
+    sources: bytes
+    targets: bytes
+    to_host: bool
+
+
+class Granted(Struct, frozen=True):
+    """The late answer to a request that had been queued."""
+
+    session: int
+    request: int
+    reply: Reply
+
+
+class Outcome(Struct):
+    """All that one command leads to. ``reply`` is None when the request waits in a queue or asked for none."""
+
+    reply: Reply | None = None
+    writes: list[Write] = []
+    granted: list[Granted] = []
+    effects: list[Copy] = []
+    ended: list[int] = []
+    """Sessions whose end this command brought about (by the core's own judgement: lapsed and revoked)."""

@@ -1,0 +1,226 @@
+"""Everything that can be set, with its default, as frozen dataclasses. No I/O: reading files and flags is cli's work.
+
+``KVSpec`` says what one page holds, ``Layout`` says where each number of it lies, ``PoolConfig``/``ServerConfig``/
+``Limits`` say how the daemon behaves. Each refuses bad values with a ``ConfigError`` that names the key, the value and
+what is allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixkv.errors import ConfigError
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Element types a pool can hold. Quantized types are refused by name until their kernels exist."""
+
+PAGE_ALIGN_BYTES = 256
+LAST_PAGE_MODES = ("copy", "keep", "drop")
+PAGE_SIZE_MAX = 256
+PAGES_MAX = 2**31 - 1
+LAYOUT_ORDER = ("page", "layer", "kv", "token", "kv_head", "dim")
+
+
+def _refuse(key: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{key} = {value!r} is not allowed; allowed: {allowed}")
+
+
+def _whole(key: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _refuse(key, value, f"a whole number from {low} to {high}")
+
+
+def _seconds(key: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise _refuse(key, value, f"seconds from {low:g} to {high:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one page holds: keys and values of ``page_size`` consecutive tokens for all layers.
+
+    One full-attention component. Multi-head latent attention stores one latent vector a token and layer instead of
+    keys and values; ``bytes_per_token`` knows it (for ``radixkv plan``), pools refuse it by name.
+    """
+
+    layers: int = 30
+    kv_heads: int = 3
+    head_dim: int = 64
+    dtype: str = "float32"
+    page_size: int = 16
+    mla_latent_dim: int = 0
+    mla_rope_dim: int = 0
+
+    def __post_init__(self) -> None:
+        _whole("layers", self.layers, 1, 4096)
+        _whole("kv_heads", self.kv_heads, 1, 4096)
+        _whole("head_dim", self.head_dim, 1, 4096)
+        _whole("page_size", self.page_size, 1, PAGE_SIZE_MAX)
+        _whole("mla_latent_dim", self.mla_latent_dim, 0, 65536)
+        _whole("mla_rope_dim", self.mla_rope_dim, 0, 65536)
+        if self.dtype not in DTYPE_BYTES:
+            raise _refuse("dtype", self.dtype, ", ".join(DTYPE_BYTES))
+
+    @property
+    def is_mla(self) -> bool:
+        return self.mla_latent_dim > 0
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of KV cache one token takes, all layers, without padding."""
+        if self.is_mla:
+            return self.layers * (self.mla_latent_dim + self.mla_rope_dim) * self.dtype_bytes
+        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes from one page to the next in the arena: the page's content rounded up to 256."""
+        raw = self.bytes_per_token * self.page_size
+        return (raw + PAGE_ALIGN_BYTES - 1) // PAGE_ALIGN_BYTES * PAGE_ALIGN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each element of a page lies: the order of the dimensions and the stride of each, in elements.
+
+    The default order is ``[page][layer][k, v][token][kv_head][dim]``, page 0 at offset 0 of the arena. An engine whose
+    kernels want another order gets another Layout; views are made from the strides alone.
+    """
+
+    dtype: str
+    layers: int
+    page_size: int
+    kv_heads: int
+    head_dim: int
+    page_stride: int
+    layer_stride: int
+    kv_stride: int
+    token_stride: int
+    head_stride: int
+    dim_stride: int = 1
+    order: tuple[str, ...] = LAYOUT_ORDER
+
+    @classmethod
+    def of(cls, spec: KVSpec) -> Layout:
+        if spec.is_mla:
+            raise _refuse("mla_latent_dim", spec.mla_latent_dim, "0 (pools hold one full-attention component)")
+        head = spec.head_dim
+        token = spec.kv_heads * head
+        kv = spec.page_size * token
+        return cls(
+            dtype=spec.dtype,
+            layers=spec.layers,
+            page_size=spec.page_size,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            page_stride=spec.page_bytes // spec.dtype_bytes,
+            layer_stride=2 * kv,
+            kv_stride=kv,
+            token_stride=token,
+            head_stride=head,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The layout descriptor as it travels in the attach reply."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Layout:
+        return cls(**{**fields, "order": tuple(fields["order"])})
+
+
+DEFAULT_DEVICE_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """One pool: pages of one KV spec on one device group, one trust domain."""
+
+    name: str = "default"
+    spec: KVSpec = field(default_factory=KVSpec)
+    pages: int = 0
+    decode_reserve_pages: int = 0
+    session_floor_pages: int = 0
+    session_cap_pages: int = 0
+    namespaces: int = 1024
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > 64 or not self.name.isprintable():
+            raise _refuse("pool.name", self.name, "1 to 64 printable characters")
+        if self.spec.is_mla:
+            raise _refuse("pool.mla_latent_dim", self.spec.mla_latent_dim, "0 (latent pages are not supported yet)")
+        if self.pages == 0:
+            object.__setattr__(self, "pages", DEFAULT_DEVICE_BYTES // self.spec.page_bytes)
+        _whole("pool.pages", self.pages, 1, PAGES_MAX)
+        _whole("pool.decode_reserve_pages", self.decode_reserve_pages, 0, self.pages - 1)
+        _whole("pool.session_floor_pages", self.session_floor_pages, 0, self.pages)
+        _whole("pool.session_cap_pages", self.session_cap_pages, 0, self.pages)
+        _whole("pool.namespaces", self.namespaces, 1, 65536)
+        if self.session_cap_pages and self.session_floor_pages > self.session_cap_pages:
+            raise _refuse("pool.session_floor_pages", self.session_floor_pages, "at most session_cap_pages")
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.pages * self.spec.page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How the daemon behaves. Times are seconds."""
+
+    endpoint: str = ""
+    lease_s: float = 60.0
+    heartbeat_s: float = 5.0
+    resume_timeout_s: float = 5.0
+    drain_s: float = 10.0
+    keep_replies: int = 64
+
+    def __post_init__(self) -> None:
+        _seconds("server.lease_s", self.lease_s, 0.1, 86400.0)
+        _seconds("server.heartbeat_s", self.heartbeat_s, 0.01, 3600.0)
+        _seconds("server.resume_timeout_s", self.resume_timeout_s, 0.0, 3600.0)
+        _seconds("server.drain_s", self.drain_s, 0.0, 3600.0)
+        _whole("server.keep_replies", self.keep_replies, 1, 1024)
+        if self.heartbeat_s >= self.lease_s:
+            raise _refuse("server.heartbeat_s", self.heartbeat_s, "less than lease_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what a client can ask for. Everything a peer can make grow has one."""
+
+    message_bytes: int = 16 * 2**20
+    tokens: int = 1_048_576
+    batch_items: int = 4096
+    sessions: int = 256
+    queued: int = 1024
+    sequences_per_session: int = 65_536
+
+    def __post_init__(self) -> None:
+        _whole("limits.message_bytes", self.message_bytes, 1024, 2**30)
+        _whole("limits.tokens", self.tokens, 1, 2**28)
+        _whole("limits.batch_items", self.batch_items, 1, 2**20)
+        _whole("limits.sessions", self.sessions, 1, 65536)
+        _whole("limits.queued", self.queued, 0, 2**20)
+        _whole("limits.sequences_per_session", self.sequences_per_session, 1, 2**24)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One daemon: its server settings, its limits and its pools."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    limits: Limits = field(default_factory=Limits)
+    pools: tuple[PoolConfig, ...] = field(default_factory=lambda: (PoolConfig(),))
+
+    def __post_init__(self) -> None:
+        names = [pool.name for pool in self.pools]
+        if not names:
+            raise _refuse("pool", [], "at least one pool")
+        if len(set(names)) != len(names):
+            raise _refuse("pool.name", names, "names that differ")

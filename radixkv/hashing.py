@@ -1,0 +1,32 @@
+"""Chain hashes: the identity of a page in events, lower tiers and remote stores. A match never rests on them.
+
+The chain of a page is xxh3_128 over (parent's chain hash, the page's tokens). The namespace enters as the chain's
+root: the hash of its canonical bytes and epoch stands where a first page's parent hash would be. The idea of naming a
+block by a hash chain over its prefix is vLLM's and Dynamo's; comparing tokens instead of trusting it is not.
+"""
+
+from __future__ import annotations
+
+from xxhash import xxh3_128_digest
+
+from radixkv.types import HASH_BYTES
+
+
+def namespace_root(canonical: bytes, epoch: int) -> bytes:
+    """16 bytes that stand in for the parent hash of a namespace's first pages."""
+    return xxh3_128_digest(epoch.to_bytes(8, "little") + canonical)
+
+
+def chain(parent: bytes, tokens: bytes, page_token_bytes: int) -> bytes:
+    """Chain hashes of consecutive full pages: ``len(tokens) // page_token_bytes`` hashes of 16 bytes, joined."""
+    out = []
+    digest = xxh3_128_digest
+    for start in range(0, len(tokens), page_token_bytes):
+        parent = digest(parent + tokens[start : start + page_token_bytes])
+        out.append(parent)
+    return b"".join(out)
+
+
+def last(hashes: bytes | bytearray) -> bytes:
+    """The chain hash that the next page takes as its parent."""
+    return bytes(hashes[-HASH_BYTES:])
