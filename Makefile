@@ -1,0 +1,36 @@
+# Thin targets: what they run can be run by hand from .venv as well.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test lint fuzz bench bench-peers
+
+setup: $(STAMP)
+
+# One pip command. torch is named here because only its exact release fits the other pins (see constraints.txt).
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/radixkv demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fuzz: setup
+	$(BIN)/python -m fuzz smoke
+
+bench: setup
+	$(BIN)/python -m bench
+
+bench-peers: setup
+	$(BIN)/python -m bench.peers
