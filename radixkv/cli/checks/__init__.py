@@ -1,0 +1,1 @@
+"""What ``radixkv doctor`` looks at, one file a subject. A check reads this machine and changes nothing on it."""

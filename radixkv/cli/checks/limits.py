@@ -1,0 +1,57 @@
+"""Limits that the shell or the service manager sets: open files, locked memory, file size."""
+
+from __future__ import annotations
+
+import resource
+
+from radixkv.cli import sizes
+from radixkv.cli.checks.check import Check, fail, ok, warn
+from radixkv.config import Config
+
+FILES_OF_A_SESSION = 4
+"""An attach connection, a pidfd, a socket for verbs and one for heartbeats."""
+
+FILES_OF_THE_DAEMON = 64
+
+UNLIMITED = resource.RLIM_INFINITY
+
+
+def checks(config: Config) -> list[Check]:
+    """Each limit of this process against what ``config`` will need."""
+    return [
+        open_files(resource.getrlimit(resource.RLIMIT_NOFILE), config.limits.sessions),
+        file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0], max(pool.arena_bytes for pool in config.pools)),
+        locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
+    ]
+
+
+def open_files(limit: tuple[int, int], sessions: int) -> Check:
+    """``limit``: soft and hard number of open files."""
+    soft, hard = limit
+    needed = FILES_OF_THE_DAEMON + FILES_OF_A_SESSION * sessions
+    detail = f"{_count(soft)} may be open (hard limit {_count(hard)}); {sessions} sessions need {needed:,}"
+    fix = f"ulimit -n {needed} (LimitNOFILE={needed} in a systemd unit), or lower limits.sessions"
+    if soft != UNLIMITED and soft < FILES_OF_THE_DAEMON:
+        return fail("open files", detail, fix)
+    if soft != UNLIMITED and soft < needed:
+        fit = (soft - FILES_OF_THE_DAEMON) // FILES_OF_A_SESSION
+        return warn("open files", f"{detail}, {fit:,} can be served", fix)
+    return ok("open files", detail)
+
+
+def file_size(soft: int, arena_bytes: int) -> Check:
+    """The limit on file sizes holds for shared memory as well."""
+    if soft != UNLIMITED and soft < arena_bytes:
+        detail = f"limited to {sizes.show(soft)}, the largest pool takes {sizes.show(arena_bytes)}"
+        return fail("file size", detail, "ulimit -f unlimited (LimitFSIZE=infinity in a systemd unit)")
+    return ok("file size", "no limit" if soft == UNLIMITED else f"limited to {sizes.show(soft)}, which is enough")
+
+
+def locked_memory(soft: int) -> Check:
+    """Pools of CPU memory are not locked; memory from which a GPU copies will be."""
+    shown = "no limit" if soft == UNLIMITED else sizes.show(soft)
+    return ok("locked memory", f"{shown}; pools of CPU memory lock none")
+
+
+def _count(limit: int) -> str:
+    return "any number" if limit == UNLIMITED else f"{limit:,}"

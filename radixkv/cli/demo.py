@@ -1,0 +1,1 @@
+"""``radixkv demo``: its flags; what it does is ``radixkv.demo``."""

@@ -1,0 +1,102 @@
+"""Every setting by name: its unit and what it means. Defaults and allowed values live in ``radixkv.config``.
+
+``--help`` is made from these tables; docs/configuration.md says the same at greater length and a test holds it to
+them and to the dataclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+
+from radixkv.config import KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One setting. ``unit`` also stands for the value in ``--help``."""
+
+    unit: str
+    meaning: str
+
+
+SERVER = {
+    "endpoint": Key("ADDRESS", "where workers reach the daemon, ipc://PATH; empty: the user's runtime directory"),
+    "lease_s": Key("SECONDS", "without a sign of life for this long a session's pages may be taken by others"),
+    "heartbeat_s": Key("SECONDS", "how often a client library that is otherwise silent says that it is alive"),
+    "resume_timeout_s": Key("SECONDS", "how long after a restart old sessions may come back to what they held"),
+    "drain_s": Key("SECONDS", "how long SIGTERM lets running work come to its end"),
+    "keep_replies": Key("COUNT", "answers kept for each session, so that a repeated request gets the same one"),
+}
+
+LIMITS = {
+    "message_bytes": Key("BYTES", "largest message taken"),
+    "tokens": Key("COUNT", "most tokens of one sequence or prompt"),
+    "batch_items": Key("COUNT", "most items in one step message"),
+    "sessions": Key("COUNT", "most sessions at a time"),
+    "queued": Key("COUNT", "most reserves that wait for pages at a time"),
+    "sequences_per_session": Key("COUNT", "most sequences that one session may hold"),
+}
+
+SPEC = {
+    "layers": Key("COUNT", "layers that keep keys and values"),
+    "kv_heads": Key("COUNT", "key/value heads of a layer"),
+    "head_dim": Key("COUNT", "numbers in one head's key"),
+    "dtype": Key("NAME", "element type: float32, float16, bfloat16"),
+    "page_size": Key("TOKENS", "tokens of one page"),
+    "mla_latent_dim": Key("COUNT", "latent numbers of a token and layer with multi-head latent attention; 0: none"),
+    "mla_rope_dim": Key("COUNT", "rotary numbers beside the latent ones"),
+}
+
+POOL = {
+    "name": Key("NAME", "what clients call the pool by"),
+    **SPEC,
+    "model_config": Key("PATH", "a model's config.json that says layers, kv_heads, head_dim and dtype"),
+    "pages": Key("COUNT", "pages of the pool"),
+    "device_bytes": Key("BYTES", "memory of the pool, instead of pages"),
+    "decode_reserve_pages": Key("PAGES", "pages that extend may use and reserve may not"),
+    "session_floor_pages": Key("PAGES", "pages each session can always get"),
+    "session_cap_pages": Key("PAGES", "most private pages of a session; 0: no cap"),
+    "namespaces": Key("COUNT", "namespaces the pool can tell apart at a time"),
+    "ranks": Key("COUNT", "devices that hold the pool together; only 1 so far"),
+    "host_bytes": Key("BYTES", "memory of the host tier; only 0 so far"),
+    "host_pages": Key("PAGES", "pages of the host tier; only 0 so far"),
+}
+
+TABLES = {"server": SERVER, "limits": LIMITS}
+
+BYTE_KEYS = frozenset(name for table in (SERVER, LIMITS, POOL) for name, key in table.items() if key.unit == "BYTES")
+
+
+def field_types(kind: type) -> dict[str, str]:
+    """Names and types, as written, of a settings dataclass."""
+    return {field.name: str(field.type) for field in fields(kind)}
+
+
+TYPES = {
+    **{f"server.{name}": kind for name, kind in field_types(ServerConfig).items()},
+    **{f"limits.{name}": kind for name, kind in field_types(Limits).items()},
+    **{f"pool.{name}": kind for kind_of in (KVSpec, PoolConfig) for name, kind in field_types(kind_of).items()},
+    "pool.device_bytes": "int",
+    "pool.ranks": "int",
+    "pool.host_bytes": "int",
+    "pool.host_pages": "int",
+}
+
+
+def default_of(key: str) -> object:
+    """The default of ``server.lease_s``, ``limits.tokens`` or ``pool.layers``; None where there is none of its own."""
+    table, _, name = key.partition(".")
+    owners = {"server": (ServerConfig(),), "limits": (Limits(),), "pool": (PoolConfig(), KVSpec())}[table]
+    given = {"pool.ranks": 1, "pool.host_bytes": 0, "pool.host_pages": 0}
+    return given.get(key, next((getattr(owner, name) for owner in owners if hasattr(owner, name)), None))
+
+
+def unknown(key: str, known: Iterable[str], where: str) -> ConfigError:
+    """The error for a name that is no setting: says which are near, then which there are."""
+    names = list(known)
+    near = get_close_matches(key, names, n=2, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return ConfigError(f"{key!r} (from {where}) is not a known key; {hint}allowed: {', '.join(names)}")

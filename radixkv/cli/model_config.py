@@ -1,0 +1,107 @@
+"""What a model's ``config.json`` says about its KV cache.
+
+::
+
+    num_hidden_layers                      -> layers
+    num_key_value_heads | num_attention_heads -> kv_heads
+    head_dim | hidden_size / num_attention_heads -> head_dim
+    dtype | torch_dtype                    -> dtype
+    kv_lora_rank, qk_rope_head_dim         -> mla_latent_dim, mla_rope_dim   (multi-head latent attention)
+
+Of a model of several parts, the text part (``text_config``) is read. Every layer is counted as full attention: a layer
+with a sliding window needs no more than that. Layers that keep a state instead of keys and values are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from radixkv.config import KVSpec
+from radixkv.errors import ConfigError
+
+KEEPS_KV = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+
+
+def spec_of(path: Path, written: Mapping[str, object]) -> KVSpec:
+    """The KV spec of the model whose ``config.json`` is at ``path``; keys in ``written`` win over the file's.
+
+    Errors: ConfigError when the file cannot be read, or lacks a key that ``written`` does not give either.
+    """
+    found = _Model(path, _load(path))
+    values = {name: written.get(name, None) for name in ("layers", "kv_heads", "head_dim", "dtype")}
+    latent = found.number("kv_lora_rank", required=False)
+    made: dict[str, Any] = {
+        "layers": values["layers"] or found.number("num_hidden_layers"),
+        "dtype": values["dtype"] or found.dtype(),
+    }
+    if latent:
+        made |= {"mla_latent_dim": latent, "mla_rope_dim": found.number("qk_rope_head_dim")}
+    else:
+        made |= {"kv_heads": values["kv_heads"] or found.kv_heads(), "head_dim": values["head_dim"] or found.head_dim()}
+    found.refuse_states()
+    return KVSpec(**{**made, **written})
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"model_config = {str(path)!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"model_config = {str(path)!r} is no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"model_config = {str(path)!r} is not a model's config.json: its top is no object")
+    return content
+
+
+class _Model:
+    """The keys of one config.json, those of its text part first."""
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        text = content.get("text_config")
+        self.path = path
+        self.keys = {**content, **{key: value for key, value in (text or {}).items() if value is not None}}
+
+    def number(self, *names: str, required: bool = True) -> int:
+        """The first of ``names`` that the file has; 0 when it has none and none is required."""
+        for name in names:
+            value = self.keys.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise self._error(f"{name} = {value!r} is not a whole number")
+            return value
+        if required:
+            raise self._error(f"has no {' or '.join(names)}")
+        return 0
+
+    def kv_heads(self) -> int:
+        return self.number("num_key_value_heads", "num_attention_heads")
+
+    def head_dim(self) -> int:
+        head_dim = self.number("head_dim", required=False)
+        if head_dim:
+            return head_dim
+        hidden, heads = self.number("hidden_size"), self.number("num_attention_heads")
+        if heads == 0 or hidden % heads:
+            raise self._error(f"has no head_dim, and hidden_size {hidden} is no multiple of {heads} attention heads")
+        return hidden // heads
+
+    def dtype(self) -> str:
+        value = self.keys.get("dtype") or self.keys.get("torch_dtype")
+        if not isinstance(value, str):
+            raise self._error("has no dtype or torch_dtype; say it with dtype (--dtype float32, or dtype=float32)")
+        return value.removeprefix("torch.")
+
+    def refuse_states(self) -> None:
+        """Errors: ConfigError for a model with layers that have no keys and values to cache."""
+        kinds = self.keys.get("layer_types")
+        strange = sorted({str(kind) for kind in kinds} - KEEPS_KV) if isinstance(kinds, list) else []
+        if strange:
+            raise self._error(f"layer_types has {', '.join(strange)}; supported: {', '.join(sorted(KEEPS_KV))}")
+
+    def _error(self, message: str) -> ConfigError:
+        return ConfigError(f"model_config = {str(self.path)!r}: {message}")

@@ -1,0 +1,85 @@
+"""One pool from its keys: ``--pool name=default,layers=1,pages=8`` or a ``[[pool]]`` table of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from radixkv.cli import model_config
+from radixkv.cli.keys import POOL, SPEC, unknown
+from radixkv.cli.values import read, refuse
+from radixkv.config import KVSpec, PoolConfig
+from radixkv.errors import ConfigError
+
+EXAMPLE = "name=default,layers=30,kv_heads=3,head_dim=64,dtype=float32,page_size=16,pages=728"
+PLAIN = ("name", "pages", "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "namespaces")
+NOT_YET = {"ranks": 1, "host_bytes": 0, "host_pages": 0}
+
+
+def split(text: str, where: str) -> dict[str, object]:
+    """The keys of ``name=a,layers=1``. Errors: ConfigError for a part without ``=``, or a key written twice."""
+    keys: dict[str, object] = {}
+    refused = f"pool = {text!r} (from {where}) is not allowed"
+    for part in text.split(","):
+        key, sign, value = part.partition("=")
+        key = key.strip()
+        if not sign:
+            raise ConfigError(f"{refused}; allowed: keys and values as in {EXAMPLE}")
+        if key in keys:
+            raise ConfigError(f"{refused}; {key} is written twice")
+        keys[key] = value.strip()
+    return keys
+
+
+def build(keys: Mapping[str, object], where: str, folder: Path) -> PoolConfig:
+    """The pool that ``keys`` describe. ``folder``: what a relative ``model_config`` is relative to.
+
+    Errors: ConfigError names key, value, what is allowed, the pool and ``where``.
+    """
+    for key in keys:
+        if key not in POOL:
+            raise unknown(key, POOL, where)
+    values = {key: read(f"pool.{key}", value) for key, value in keys.items()}
+    try:
+        return _build(values, folder)
+    except ConfigError as error:
+        name = values.get("name", PoolConfig().name)
+        message = error.message if error.message.startswith("pool.") else f"pool.{error.message}"
+        raise ConfigError(f"{message} (pool {name!r}, from {where})") from None
+
+
+def _build(values: dict[str, object], folder: Path) -> PoolConfig:
+    for key, only in NOT_YET.items():
+        if values.get(key, only) != only or isinstance(values.get(key), bool):
+            raise refuse(f"pool.{key}", values[key], f"{only} (more is not supported yet)")
+    if not isinstance(values.get("name", ""), str):
+        raise refuse("pool.name", values["name"], "1 to 64 printable characters")
+    spec = _spec(values, folder)
+    if spec.is_mla:
+        raise refuse("pool.mla_latent_dim", spec.mla_latent_dim, "0 (latent pages are not supported yet)")
+    plain = {key: values[key] for key in PLAIN if key in values}
+    if plain.get("pages") == 0:
+        raise refuse("pool.pages", 0, "a whole number from 1")
+    if "device_bytes" in values:
+        if "pages" in values:
+            raise refuse("pool.device_bytes", values["device_bytes"], "pages or device_bytes, not both")
+        plain["pages"] = pages_in(values["device_bytes"], spec)
+    return PoolConfig(spec=spec, **plain)  # type: ignore[arg-type] # PoolConfig itself checks every value
+
+
+def _spec(values: dict[str, object], folder: Path) -> KVSpec:
+    written = {key: values[key] for key in SPEC if key in values}
+    if "model_config" not in values:
+        return KVSpec(**written)  # type: ignore[arg-type] # KVSpec itself checks every value
+    path = values["model_config"]
+    if not isinstance(path, str) or not path:
+        raise refuse("pool.model_config", path, "the path of a model's config.json")
+    return model_config.spec_of(folder / Path(path).expanduser(), written)
+
+
+def pages_in(device_bytes: object, spec: KVSpec) -> int:
+    """How many pages of ``spec`` fit into ``device_bytes``. Errors: ConfigError when not even one does."""
+    allowed = f"bytes, or a size as in 512MiB, of at least one page ({spec.page_bytes})"
+    if not isinstance(device_bytes, int) or isinstance(device_bytes, bool) or device_bytes < spec.page_bytes:
+        raise refuse("pool.device_bytes", device_bytes, allowed)
+    return device_bytes // spec.page_bytes
