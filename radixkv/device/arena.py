@@ -1,0 +1,139 @@
+"""Shared memory without names: sealed memfds, reserved in full before anyone uses them.
+
+The daemon makes the memory and hands its descriptors out; it never maps an arena itself. A worker maps what it was
+given. Why so: ``ftruncate`` alone reserves nothing, and the first write to a page that the machine does not have kills
+an innocent process by SIGBUS; a name in /dev/shm outlives its owner. The seals keep anybody from shrinking or growing
+the file under the others' mappings.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from radixkv.errors import RadixKVError
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SPARE_BYTES = 64 * 2**20
+"""What must stay free beside the arenas, for the daemon itself."""
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class MemoryTooSmall(RadixKVError):
+    """The machine cannot give the memory that the pools need. Ends ``serve`` with exit 4, never crosses the wire.
+
+    Attributes: needed_bytes, available_bytes.
+    """
+
+    code: ClassVar[str] = "memory"
+    needed_bytes: int
+    available_bytes: int
+
+
+def create(name: str, size: int) -> int:
+    """A sealed memfd of ``size`` bytes, all of them reserved; ``name`` is only a label in /proc.
+
+    Errors: MemoryTooSmall.
+    """
+    check_memory(size)
+    fd = os.memfd_create(f"radixkv-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise _too_small(size, available_bytes()) from error
+        raise
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_memory(needed: int) -> None:
+    """Refuse before allocating: the kernel would rather end some process than refuse a memfd its pages.
+
+    Errors: MemoryTooSmall.
+    """
+    available = available_bytes()
+    if needed > available - SPARE_BYTES:
+        raise _too_small(needed, max(0, available - SPARE_BYTES))
+
+
+def available_bytes() -> int:
+    """Memory the machine and the control groups of this process can still give without swapping."""
+    rooms = [_meminfo_available()]
+    rooms += [room for room in map(_cgroup_room, _cgroup_directories()) if room is not None]
+    return max(0, min(rooms))
+
+
+def map_shared(fd: int, size: int) -> mmap.mmap:
+    """Map an arena for reading and writing. A forked child does not inherit the mapping."""
+    memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    memory.madvise(mmap.MADV_DONTFORK)
+    return memory
+
+
+def map_readonly(fd: int, size: int) -> mmap.mmap:
+    """Map a descriptor table for reading. A forked child does not inherit the mapping."""
+    memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+    memory.madvise(mmap.MADV_DONTFORK)
+    return memory
+
+
+def reopen_readonly(fd: int) -> int:
+    """A second descriptor of the same memory through which nobody can write; the same descriptor duplicated without
+    /proc (the mapping is then read-only by the reader's own choice)."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+
+
+def _too_small(needed: int, available: int) -> MemoryTooSmall:
+    return MemoryTooSmall(
+        f"{needed} bytes of memory are needed and {available} are available: "
+        "give the pools fewer pages (pages=, device_bytes=) or free memory",
+        needed_bytes=needed,
+        available_bytes=available,
+    )
+
+
+def _meminfo_available() -> int:
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(errno.ENOTSUP, "no MemAvailable in /proc/meminfo")
+
+
+def _cgroup_directories() -> list[Path]:
+    """This process's control group (version 2) and the groups above it."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    own = [line[3:] for line in lines if line.startswith("0::")]
+    if not own:
+        return []
+    leaf = _CGROUP / own[0].lstrip("/")
+    return [leaf, *(parent for parent in leaf.parents if parent.is_relative_to(_CGROUP))]
+
+
+def _cgroup_room(directory: Path) -> int | None:
+    """Bytes until a control group's limit; None without one. Page cache of files counts as room."""
+    try:
+        limit = (directory / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        current = int((directory / "memory.current").read_text())
+        stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return int(limit) - current + int(stat.get("inactive_file", 0))

@@ -1,0 +1,235 @@
+"""The descriptor table: one fixed record a page, in a memfd of its own beside the arena. The truth about bytes.
+
+::
+
+    0          header      what table this is: magic, versions, counts, offsets, tainted
+    4096       sessions    {id, epoch, token}                        epoch 0: nobody
+    ...        namespaces  {id, epoch, used, length, canonical}      used 0: empty
+    ...        records     one a page, a multiple of 64 bytes:
+                 0  generation   u64   how often the page was handed out; a reader compares it after its work
+                 8  owner        u64   session of a private or shadow page; 0: nobody or in transit
+                16  stamp        u64   place in the order of eviction
+                24  namespace    u32
+                28  epoch        u32   of the namespace, when the page was handed out
+                32  check        u64   see ``check_of``
+                40  state        u64   FREE, PRIVATE, ...; always written last
+                48  parent       16 bytes, chain hash before this page
+                64  chain        16 bytes, chain hash of this page
+                80  tokens       page_size * 4 bytes
+
+All little-endian. The daemon writes (``writer.py``), before the reply that tells of it leaves; workers map it
+read-only. A daemon that starts on an existing table may trust a record in CACHED or SHADOW whose check agrees; the
+state word comes last, so a record it was writing when it died is still in its former state.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.device import arena
+from radixkv.errors import VersionMismatch
+from radixkv.types import HASH_BYTES, TOKEN_BYTES
+
+MAGIC = b"radixkv\x00"
+TABLE_VERSION = 1
+HEADER_BYTES = 4096
+SESSION_BYTES = 64
+NAMESPACE_BYTES = 1088
+CANONICAL_MAX = 1024
+RECORD_ALIGN = 64
+
+FREE, PRIVATE, CACHED, SHADOW, LOADING, SAVING, QUARANTINED = range(7)
+"""Values of the state word. Part of the format: never renumbered."""
+STATE_NAMES = ("free", "private", "cached", "shadow", "loading", "saving", "quarantined")
+
+GENERATION, OWNER, STAMP, NAMESPACE, EPOCH, CHECK, STATE, PARENT, CHAIN, TOKENS = 0, 8, 16, 24, 28, 32, 40, 48, 64, 80
+"""Offsets in a record."""
+
+_HEADER = struct.Struct("<8sIIQQIIQIIQIIQQ64s256s")
+TAINTED_AT = struct.calcsize("<8sIIQQIIQIIQIIQ")
+NAMESPACE_HEAD = struct.Struct("<IIII")
+SESSION = struct.Struct("<QQ16s")
+
+WORD_MASK = 2**64 - 1
+MIX_GENERATION = 0x9E3779B97F4A7C15
+MIX_NAMESPACE = 0xC2B2AE3D27D4EB4F
+MIX_STATE = 0xD6E8FEB86659FD93
+
+
+def _aligned(size: int, to: int) -> int:
+    return (size + to - 1) // to * to
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What the header says: which pool's table this is and where its sections lie (bytes)."""
+
+    pool: str
+    cache_id: str
+    pages: int
+    page_size: int
+    namespaces: int
+    sessions: int
+
+    @property
+    def record_bytes(self) -> int:
+        return _aligned(TOKENS + self.page_size * TOKEN_BYTES, RECORD_ALIGN)
+
+    @property
+    def sessions_at(self) -> int:
+        return HEADER_BYTES
+
+    @property
+    def namespaces_at(self) -> int:
+        return self.sessions_at + self.sessions * SESSION_BYTES
+
+    @property
+    def records_at(self) -> int:
+        return _aligned(self.namespaces_at + self.namespaces * NAMESPACE_BYTES, HEADER_BYTES)
+
+    @property
+    def table_bytes(self) -> int:
+        return _aligned(self.records_at + self.pages * self.record_bytes, HEADER_BYTES)
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(
+            MAGIC, TABLE_VERSION, HEADER_BYTES, self.table_bytes,
+            self.pages, self.page_size, self.record_bytes, self.records_at,
+            self.namespaces, NAMESPACE_BYTES, self.namespaces_at,
+            self.sessions, SESSION_BYTES, self.sessions_at,
+            0, self.cache_id.encode(), self.pool.encode(),
+        )  # fmt: skip
+
+    @classmethod
+    def unpack(cls, header: bytes | memoryview) -> Geometry:
+        """Raises VersionMismatch for a table of another format."""
+        fields = _HEADER.unpack_from(header)
+        magic, version = fields[:2]
+        if magic != MAGIC or version != TABLE_VERSION:
+            raise VersionMismatch(f"not a descriptor table of version {TABLE_VERSION}: {magic!r}, version {version}")
+        found = cls(
+            pool=fields[16].rstrip(b"\0").decode(),
+            cache_id=fields[15].rstrip(b"\0").decode(),
+            pages=fields[4],
+            page_size=fields[5],
+            namespaces=fields[8],
+            sessions=fields[11],
+        )
+        if fields[:14] != _HEADER.unpack(found.pack())[:14]:
+            raise VersionMismatch("the descriptor table's sections are not where this version has them")
+        return found
+
+
+def record_dtype(page_size: int, record_bytes: int) -> np.dtype[Any]:
+    """A whole record as a numpy structure, for scans."""
+    fields = {
+        "generation": ("<u8", GENERATION),
+        "owner": ("<u8", OWNER),
+        "stamp": ("<u8", STAMP),
+        "namespace": ("<u4", NAMESPACE),
+        "epoch": ("<u4", EPOCH),
+        "check": ("<u8", CHECK),
+        "state": ("<u8", STATE),
+        "parent": (f"V{HASH_BYTES}", PARENT),
+        "chain": (f"V{HASH_BYTES}", CHAIN),
+        "tokens": (f"({page_size},)<u4", TOKENS),
+    }
+    formats, offsets = zip(*fields.values(), strict=True)
+    return np.dtype(
+        {"names": list(fields), "formats": list(formats), "offsets": list(offsets), "itemsize": record_bytes}
+    )
+
+
+def check_of(records: NDArray[Any]) -> NDArray[np.uint64]:
+    """The check that whole records must carry: [n] uint64.
+
+    Over generation, namespace, epoch and state; over the chain hash too where a page is immutable (its tokens and
+    parent hash are what the chain hash is made of). Owner and stamp change by one aligned store each and are not
+    part of it.
+    """
+    state = records["state"]
+    scope = records["namespace"].astype(np.uint64) | records["epoch"].astype(np.uint64) << np.uint64(32)
+    check = records["generation"] * np.uint64(MIX_GENERATION)
+    check ^= scope * np.uint64(MIX_NAMESPACE)
+    check ^= state * np.uint64(MIX_STATE)
+    halves = np.ascontiguousarray(records["chain"]).view("<u8").reshape(-1, 2)
+    immutable = (state == CACHED) | (state == SHADOW)
+    check ^= np.where(immutable, halves[:, 0] ^ halves[:, 1], np.uint64(0))
+    return check
+
+
+class SessionEntry(NamedTuple):
+    session: int
+    epoch: int
+    token: bytes
+
+
+class NamespaceEntry(NamedTuple):
+    namespace: int
+    epoch: int
+    canonical: bytes
+
+
+class TableReader:
+    """A descriptor table mapped read-only: what a worker checks its pages with, and what a scan reads.
+
+    Takes over ``fd``: it is closed here, also when the table cannot be used. Errors: VersionMismatch.
+    """
+
+    def __init__(self, fd: int) -> None:
+        try:
+            size = os.fstat(fd).st_size
+            if size < HEADER_BYTES:
+                raise VersionMismatch(f"not a descriptor table: {size} bytes")
+            self._memory = arena.map_readonly(fd, size)
+        finally:
+            os.close(fd)
+        try:
+            self.geometry = Geometry.unpack(self._memory[:HEADER_BYTES])
+            if self.geometry.table_bytes > size:
+                raise VersionMismatch(f"the descriptor table is cut off: {size} of {self.geometry.table_bytes} bytes")
+        except BaseException:
+            self._memory.close()
+            raise
+        geometry = self.geometry
+        self.records: NDArray[Any] = np.ndarray(
+            (geometry.pages,),
+            record_dtype(geometry.page_size, geometry.record_bytes),
+            self._memory,
+            geometry.records_at,
+        )
+        self._generations: NDArray[np.uint64] = self.records["generation"]
+
+    def generations(self, pages: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+        """How often each of these pages was handed out, now: [n] uint64, a copy."""
+        return self._generations[pages.astype(np.intp)]
+
+    def session(self, slot: int) -> SessionEntry:
+        """Who holds a session slot; epoch 0: that session is over."""
+        return SessionEntry(*SESSION.unpack_from(self._memory, self.geometry.sessions_at + slot * SESSION_BYTES))
+
+    def namespaces(self) -> list[NamespaceEntry]:
+        """All namespaces in use."""
+        found = []
+        for slot in range(self.geometry.namespaces):
+            at = self.geometry.namespaces_at + slot * NAMESPACE_BYTES
+            namespace, epoch, used, length = NAMESPACE_HEAD.unpack_from(self._memory, at)
+            if used:
+                start = at + NAMESPACE_HEAD.size
+                found.append(NamespaceEntry(namespace, epoch, self._memory[start : start + length]))
+        return found
+
+    @property
+    def tainted(self) -> bool:
+        """True: the daemon that wrote this found a bug in itself; nothing here may be trusted."""
+        return self._memory[TAINTED_AT] != 0
+
+    def close(self) -> None:
+        del self.records, self._generations
+        self._memory.close()

@@ -1,0 +1,221 @@
+"""Writing descriptor tables: the daemon's side. One writer, stores in the order of the lines, state word last.
+
+A handful of pages is written record by record, many at once by numpy; both give the same bytes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.commands import Assign, NamespaceRecord, Own, Publish, Retire, SessionRecord, Stamp, Write
+from radixkv.device import arena
+from radixkv.device.descriptors import (
+    CACHED,
+    CHAIN,
+    CHECK,
+    FREE,
+    GENERATION,
+    MIX_GENERATION,
+    MIX_NAMESPACE,
+    MIX_STATE,
+    NAMESPACE,
+    NAMESPACE_BYTES,
+    NAMESPACE_HEAD,
+    OWNER,
+    PARENT,
+    PRIVATE,
+    QUARANTINED,
+    SESSION,
+    SESSION_BYTES,
+    SHADOW,
+    STAMP,
+    STATE,
+    TAINTED_AT,
+    TOKENS,
+    WORD_MASK,
+    Geometry,
+)
+from radixkv.types import HASH_BYTES, PAGE_ID_BYTES, TOKEN_BYTES
+
+_FEW_PAGES = 8
+"""Up to here record by record is faster (measured: 0.35 us a page, against 4 us and 0.02 us a page)."""
+
+_WORD = struct.Struct("<Q")
+_HALF = struct.Struct("<I")
+_HEAD = struct.Struct("<5Q")
+"""generation, owner, stamp, namespace and epoch, check."""
+_PAIR = struct.Struct("<QQ")
+_ONE = np.uint64(1)
+_MIX = np.uint64(MIX_GENERATION)
+_PUBLISHED = {state: (PRIVATE * MIX_STATE ^ state * MIX_STATE) & WORD_MASK for state in (CACHED, SHADOW)}
+"""What the check changes by when a private page gets this state, its chain hash aside."""
+
+
+class TableWriter:
+    """One pool's descriptor table, created empty: every page FREE, generation 0.
+
+    ``fd`` stays open for handing out, until ``close``. Errors: MemoryTooSmall.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self.fd = arena.create("table", geometry.table_bytes)
+        self._memory = mmap.mmap(self.fd, geometry.table_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        header = geometry.pack()
+        self._memory[: len(header)] = header
+        self._records_at = geometry.records_at
+        self._record_bytes = geometry.record_bytes
+        self._token_bytes = geometry.page_size * TOKEN_BYTES
+        self._generations = self._column("<u8", GENERATION)
+        self._owners = self._column("<u8", OWNER)
+        self._stamps = self._column("<u8", STAMP)
+        self._scopes = self._column("<u8", NAMESPACE)
+        self._checks = self._column("<u8", CHECK)
+        self._states = self._column("<u8", STATE)
+        self._parents = self._column(f"V{HASH_BYTES}", PARENT)
+        self._chains = self._column(f"V{HASH_BYTES}", CHAIN)
+        self._tokens = self._column(f"V{self._token_bytes}", TOKENS)
+
+    def _column(self, dtype: str, offset: int) -> NDArray[Any]:
+        """One field of all records: [pages], strided over the mapped table."""
+        geometry = self.geometry
+        at = geometry.records_at + offset
+        return np.ndarray((geometry.pages,), dtype, self._memory, at, (geometry.record_bytes,))
+
+    def apply(self, write: Write) -> None:
+        """Store one write. A session's record goes into every pool's table, all others into the named pool's."""
+        _STORE[type(write)](self, write)
+
+    def taint(self) -> None:
+        """Mark the table: the daemon found a bug in itself, the next start must not trust what is here."""
+        _WORD.pack_into(self._memory, TAINTED_AT, 1)
+
+    def close(self) -> None:
+        """Unmap and close. Workers keep what they have mapped."""
+        for name in ("generations", "owners", "stamps", "scopes", "checks", "states", "parents", "chains", "tokens"):
+            delattr(self, f"_{name}")
+        self._memory.close()
+        os.close(self.fd)
+
+    # -- pages ----------------------------------------------------------------------------------------------------
+
+    def _assign(self, write: Assign) -> None:
+        scope = write.epoch << 32 | write.namespace
+        salt = (scope * MIX_NAMESPACE ^ PRIVATE * MIX_STATE) & WORD_MASK
+        if len(write.pages) > _FEW_PAGES * PAGE_ID_BYTES:
+            pages = _indices(write.pages)
+            generations = self._generations[pages]
+            generations += _ONE
+            self._generations[pages] = generations
+            self._owners[pages] = write.owner
+            self._stamps[pages] = 0
+            self._scopes[pages] = scope
+            generations *= _MIX
+            generations ^= np.uint64(salt)
+            self._checks[pages] = generations
+            self._states[pages] = PRIVATE
+            return
+        memory = self._memory
+        for at in self._offsets(write.pages):
+            generation = _WORD.unpack_from(memory, at)[0] + 1
+            check = (generation * MIX_GENERATION ^ salt) & WORD_MASK
+            _HEAD.pack_into(memory, at, generation, write.owner, 0, scope, check)
+            _WORD.pack_into(memory, at + STATE, PRIVATE)
+
+    def _publish(self, write: Publish) -> None:
+        state = SHADOW if write.shadow else CACHED
+        parents = write.parent + write.hashes[:-HASH_BYTES]
+        if len(write.pages) > _FEW_PAGES * PAGE_ID_BYTES:
+            pages = _indices(write.pages)
+            self._parents[pages] = np.frombuffer(parents, self._parents.dtype)
+            self._chains[pages] = np.frombuffer(write.hashes, self._chains.dtype)
+            self._tokens[pages] = np.frombuffer(write.tokens, self._tokens.dtype)
+            halves = np.frombuffer(write.hashes, "<u8")
+            self._checks[pages] ^= halves[::2] ^ halves[1::2] ^ np.uint64(_PUBLISHED[state])
+            self._states[pages] = state
+            return
+        memory, size = self._memory, self._token_bytes
+        for index, at in enumerate(self._offsets(write.pages)):
+            hash_at = index * HASH_BYTES
+            chain = write.hashes[hash_at : hash_at + HASH_BYTES]
+            tokens = write.tokens[index * size : index * size + size]
+            memory[at + PARENT : at + TOKENS + size] = parents[hash_at : hash_at + HASH_BYTES] + chain + tokens
+            low, high = _PAIR.unpack(chain)
+            (check,) = _WORD.unpack_from(memory, at + CHECK)
+            _WORD.pack_into(memory, at + CHECK, check ^ low ^ high ^ _PUBLISHED[state])
+            _WORD.pack_into(memory, at + STATE, state)
+
+    def _retire(self, write: Retire) -> None:
+        self._set(STATE, write.pages, QUARANTINED if write.quarantined else FREE)
+
+    def _stamp(self, write: Stamp) -> None:
+        self._set(STAMP, write.pages, write.stamp)
+
+    def _own(self, write: Own) -> None:
+        self._set(OWNER, write.pages, write.owner)
+
+    def _set(self, offset: int, pages: bytes, value: int) -> None:
+        """One word of each of these records."""
+        if len(pages) > _FEW_PAGES * PAGE_ID_BYTES:
+            column = {STATE: self._states, STAMP: self._stamps, OWNER: self._owners}[offset]
+            column[_indices(pages)] = value
+            return
+        for at in self._offsets(pages):
+            _WORD.pack_into(self._memory, at + offset, value)
+
+    def _offsets(self, pages: bytes) -> list[int]:
+        start, size = self._records_at, self._record_bytes
+        return [start + page * size for page in memoryview(pages).cast("i")]
+
+    # -- sections -------------------------------------------------------------------------------------------------
+
+    def _namespace(self, write: NamespaceRecord) -> None:
+        """A new epoch is one store; a slot that changes its namespace is unused while it does."""
+        at = self.geometry.namespaces_at + write.namespace % self.geometry.namespaces * NAMESPACE_BYTES
+        content = at + NAMESPACE_HEAD.size
+        namespace, _, used, length = NAMESPACE_HEAD.unpack_from(self._memory, at)
+        if used and namespace == write.namespace and self._memory[content : content + length] == write.canonical:
+            _HALF.pack_into(self._memory, at + 4, write.epoch)
+            return
+        NAMESPACE_HEAD.pack_into(self._memory, at, 0, 0, 0, 0)
+        self._memory[content : content + len(write.canonical)] = write.canonical
+        NAMESPACE_HEAD.pack_into(self._memory, at, write.namespace, write.epoch, 0, len(write.canonical))
+        _HALF.pack_into(self._memory, at + 8, 1)
+
+    def _session(self, write: SessionRecord) -> None:
+        at = self.geometry.sessions_at + write.slot * SESSION_BYTES
+        if write.epoch:
+            SESSION.pack_into(self._memory, at, write.session, 0, write.token)
+        _WORD.pack_into(self._memory, at + 8, write.epoch)
+
+
+_STORE: dict[type, Callable[[TableWriter, Any], None]] = {
+    Assign: TableWriter._assign,
+    Publish: TableWriter._publish,
+    Retire: TableWriter._retire,
+    Stamp: TableWriter._stamp,
+    Own: TableWriter._own,
+    NamespaceRecord: TableWriter._namespace,
+    SessionRecord: TableWriter._session,
+}
+
+
+def _indices(pages: bytes) -> NDArray[np.intp]:
+    return np.frombuffer(pages, "<i4").astype(np.intp)
+
+
+def apply_all(tables: Mapping[str, TableWriter], writes: Iterable[Write]) -> None:
+    """Store the writes of one command, in order. When this returns the reply may leave."""
+    for write in writes:
+        if type(write) is SessionRecord:
+            for table in tables.values():
+                table.apply(write)
+        else:
+            tables[write.pool].apply(write)  # type: ignore[union-attr]
