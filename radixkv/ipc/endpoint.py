@@ -1,0 +1,201 @@
+"""Where a daemon is found: the files of an endpoint, who may use them, and who holds them.
+
+::
+
+    {dir}/radixkv.sock           ZeroMQ ROUTER
+    {dir}/radixkv.sock.attach    attach socket
+    {dir}/radixkv.sock.lock      locked by the daemon as long as it lives, whatever its end
+
+``dir``: $XDG_RUNTIME_DIR/radixkv, else /run/radixkv for root, else /tmp/radixkv-UID; $RADIXKV_ENDPOINT names another
+socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from radixkv.errors import ConfigError, PermissionDenied, RadixKVError
+
+SOCKET_NAME = "radixkv.sock"
+SOCKET_PATH_MAX = 107
+"""Bytes a unix socket's path can have on Linux."""
+
+_DIRECTORY_MODE = 0o700
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class EndpointInUse(RadixKVError):
+    """Another daemon answers here. Ends ``serve`` with exit 3, never crosses the wire."""
+
+    code: ClassVar[str] = "endpoint_in_use"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    path: Path
+    is_default: bool = False
+    """True: the directory is radixkv's own."""
+
+    @property
+    def address(self) -> str:
+        return f"ipc://{self.path}"
+
+    @property
+    def attach_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".attach")
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".lock")
+
+    @property
+    def directory(self) -> Path:
+        return self.path.parent
+
+
+def resolve(endpoint: str | None = None, environ: Mapping[str, str] = os.environ) -> Endpoint:
+    """The endpoint meant by a setting ("ipc://PATH" or a path; empty: the environment, then the default).
+
+    Errors: ConfigError for what cannot be a unix socket's path.
+    """
+    named = endpoint or environ.get("RADIXKV_ENDPOINT", "")
+    if named:
+        path = Path(named.removeprefix("ipc://"))
+        if "://" in str(named).removeprefix("ipc://") or not path.is_absolute():
+            raise ConfigError(f"endpoint = {named!r} is not allowed; allowed: ipc:// and an absolute path")
+        found = Endpoint(path)
+    else:
+        found = Endpoint(_default_directory(environ) / SOCKET_NAME, is_default=True)
+    length = len(os.fsencode(found.attach_path))
+    if length > SOCKET_PATH_MAX:
+        raise ConfigError(
+            f"endpoint = {named or str(found.path)!r} is not allowed; allowed: at most {SOCKET_PATH_MAX} bytes for "
+            f"{found.attach_path}, which has {length}; set RADIXKV_ENDPOINT to a shorter one"
+        )
+    return found
+
+
+def _default_directory(environ: Mapping[str, str]) -> Path:
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_absolute():
+        return Path(runtime) / "radixkv"
+    if os.getuid() == 0:
+        return Path("/run/radixkv")
+    return Path(f"/tmp/radixkv-{os.getuid()}")  # noqa: S108 (its owner and mode are checked before use)
+
+
+def check_directory(endpoint: Endpoint) -> None:
+    """Refuse a directory in which somebody else could have put, or could replace, the sockets.
+
+    Errors: PermissionDenied; FileNotFoundError if there is none.
+    """
+    directory = endpoint.directory
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionDenied(f"{directory} is not a directory")
+    if found.st_uid != os.getuid():
+        raise PermissionDenied(f"{directory} belongs to uid {found.st_uid}, not to uid {os.getuid()}")
+    if found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX:
+        raise PermissionDenied(f"{directory} is writable by other users: chmod 700 {directory}")
+
+
+def prepare_directory(endpoint: Endpoint) -> None:
+    """Create the directory (mode 0700), or check the one that is there.
+
+    Errors: PermissionDenied.
+    """
+    directory = endpoint.directory
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+        check_directory(endpoint)
+        if endpoint.is_default:
+            directory.chmod(_DIRECTORY_MODE)
+    except FileExistsError as error:
+        raise PermissionDenied(f"{directory} is not a directory") from error
+    except OSError as error:
+        if isinstance(error, RadixKVError):
+            raise
+        raise PermissionDenied(f"{directory} cannot be used: {error.strerror}") from error
+
+
+class Claim:
+    """The right to serve at an endpoint, held until ``release`` or the end of the process.
+
+    A socket file left behind by a killed daemon is removed; one at which somebody listens is not.
+    Errors: EndpointInUse, PermissionDenied, ConfigError.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._fd = _lock(endpoint)
+        try:
+            for path in (endpoint.path, endpoint.attach_path):
+                _remove_stale(path)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """The lock file goes while the lock is held: whoever opened it meanwhile sees that it is another one."""
+        if self._fd >= 0:
+            self.endpoint.lock_path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _lock(endpoint: Endpoint) -> int:
+    path = endpoint.lock_path
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise PermissionDenied(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise EndpointInUse(f"another daemon serves at {endpoint.address}") from None
+        if _is_at(fd, path):
+            return fd
+        os.close(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether this open file is still the one with that name."""
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), named)
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"endpoint: {path} exists and is not a socket; allowed: a path where nothing else is")
+    if is_listening(path):
+        raise EndpointInUse(f"somebody listens at {path}")
+    path.unlink(missing_ok=True)
+
+
+def is_listening(path: Path) -> bool:
+    """Whether a connection to this unix socket would be taken."""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            probe.setblocking(False)
+            code = probe.connect_ex(os.fsencode(path))
+        if code in (0, errno.EAGAIN, errno.EINPROGRESS):
+            return True
+    return False
