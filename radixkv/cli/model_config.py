@@ -15,7 +15,7 @@ with a sliding window needs no more than that. Layers that keep a state instead 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,22 @@ def spec_of(path: Path, written: Mapping[str, object]) -> KVSpec:
     Errors: ConfigError when the file cannot be read, or lacks a key that ``written`` does not give either.
     """
     found = _Model(path, _load(path))
-    values = {name: written.get(name, None) for name in ("layers", "kv_heads", "head_dim", "dtype")}
     latent = found.number("kv_lora_rank", required=False)
-    made: dict[str, Any] = {
-        "layers": values["layers"] or found.number("num_hidden_layers"),
-        "dtype": values["dtype"] or found.dtype(),
+    readers: dict[str, Callable[[], int | str]] = {
+        "layers": lambda: found.number("num_hidden_layers"),
+        "dtype": found.dtype,
     }
     if latent:
-        made |= {"mla_latent_dim": latent, "mla_rope_dim": found.number("qk_rope_head_dim")}
+        readers |= {"mla_latent_dim": lambda: latent, "mla_rope_dim": lambda: found.number("qk_rope_head_dim")}
     else:
-        made |= {"kv_heads": values["kv_heads"] or found.kv_heads(), "head_dim": values["head_dim"] or found.head_dim()}
+        readers |= {"kv_heads": found.kv_heads, "head_dim": found.head_dim}
     found.refuse_states()
-    return KVSpec(**{**made, **written})
+    values: dict[str, Any] = {name: read() for name, read in readers.items() if name not in written} | dict(written)
+    try:
+        return KVSpec(**values)
+    except ConfigError as error:
+        mine = error.message.partition(" = ")[0] not in written
+        raise (found.error(error.message) if mine else error) from None
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -61,9 +65,11 @@ class _Model:
     """The keys of one config.json, those of its text part first."""
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
-        text = content.get("text_config")
         self.path = path
-        self.keys = {**content, **{key: value for key, value in (text or {}).items() if value is not None}}
+        text = content.get("text_config", {})
+        if not isinstance(text, dict):
+            raise self.error("text_config is no object")
+        self.keys = {**content, **{key: value for key, value in text.items() if value is not None}}
 
     def number(self, *names: str, required: bool = True) -> int:
         """The first of ``names`` that the file has; 0 when it has none and none is required."""
@@ -72,10 +78,10 @@ class _Model:
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise self._error(f"{name} = {value!r} is not a whole number")
+                raise self.error(f"{name} = {value!r} is not a whole number")
             return value
         if required:
-            raise self._error(f"has no {' or '.join(names)}")
+            raise self.error(f"has no {' or '.join(names)}")
         return 0
 
     def kv_heads(self) -> int:
@@ -87,13 +93,13 @@ class _Model:
             return head_dim
         hidden, heads = self.number("hidden_size"), self.number("num_attention_heads")
         if heads == 0 or hidden % heads:
-            raise self._error(f"has no head_dim, and hidden_size {hidden} is no multiple of {heads} attention heads")
+            raise self.error(f"has no head_dim, and hidden_size {hidden} is no multiple of {heads} attention heads")
         return hidden // heads
 
     def dtype(self) -> str:
         value = self.keys.get("dtype") or self.keys.get("torch_dtype")
         if not isinstance(value, str):
-            raise self._error("has no dtype or torch_dtype; say it with dtype (--dtype float32, or dtype=float32)")
+            raise self.error("has no dtype or torch_dtype; say it with dtype (--dtype float32, or dtype=float32)")
         return value.removeprefix("torch.")
 
     def refuse_states(self) -> None:
@@ -101,7 +107,7 @@ class _Model:
         kinds = self.keys.get("layer_types")
         strange = sorted({str(kind) for kind in kinds} - KEEPS_KV) if isinstance(kinds, list) else []
         if strange:
-            raise self._error(f"layer_types has {', '.join(strange)}; supported: {', '.join(sorted(KEEPS_KV))}")
+            raise self.error(f"layer_types has {', '.join(strange)}; supported: {', '.join(sorted(KEEPS_KV))}")
 
-    def _error(self, message: str) -> ConfigError:
+    def error(self, message: str) -> ConfigError:
         return ConfigError(f"model_config = {str(self.path)!r}: {message}")

@@ -53,7 +53,7 @@ def spec_of(config: Path | None, flags: dict[str, str]) -> KVSpec:
         return model_config.spec_of(config, written)
     shape = ("layers",) if written.get("mla_latent_dim") else ("layers", "kv_heads", "head_dim")
     missing = [name for name in shape if name not in written]
-    if missing and any(name in written for name in (*shape, "mla_rope_dim")):
+    if missing and written.keys() & {"layers", "kv_heads", "head_dim", "mla_latent_dim", "mla_rope_dim"}:
         raise ConfigError(f"{_as_flags(missing)} missing; give a config.json or all of {_as_flags(shape)}")
     return KVSpec(**written)  # type: ignore[arg-type] # KVSpec itself checks every value
 
