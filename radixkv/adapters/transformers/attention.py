@@ -1,0 +1,62 @@
+"""The attention function behind ``attn_implementation="radixkv"``: it reads keys and values from pages.
+
+One query token: decode attention over the page table. Several (a prefill): the pages of a cached prefix are gathered
+and torch's attention does the rest. With any other cache it is Transformers' own ``sdpa``, so that a prepared model can
+still be used without pages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from radixkv.adapters.transformers.cache import PagedLayer
+from radixkv.kernels import decode_attention
+
+NAME = "radixkv"
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
+"""Keyword arguments with which some models change what attention means. The page kernels do not know them."""
+
+
+def register() -> None:
+    """Make the name known to Transformers. Doing it again changes nothing."""
+    AttentionInterface.register(NAME, paged_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def paged_attention(  # noqa: PLR0913, PLR0917 -- the signature is Transformers'
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, heads, tokens, head_dim]; key, value as the cache gave them back; out [1, tokens, heads, head_dim].
+
+    Raises ValueError for attention the page kernels do not know, and for padded sequences.
+    """
+    layer: PagedLayer | None = getattr(key, "radixkv_layer", None)
+    if layer is None:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return output, None
+    for name in UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{name} = {kwargs[name]!r} is not supported with radixkv pages; allowed: None")
+    if query.shape[2] == 1:
+        if attention_mask is not None and not bool(attention_mask.all()):
+            raise ValueError("a padded or masked sequence is not supported with radixkv pages; allowed: no padding")
+        lengths = torch.tensor([layer.seen], dtype=torch.int32)
+        output = decode_attention(
+            query[:, :, 0], layer.key_pages, layer.value_pages, layer.table.row, lengths, scale=scaling
+        )
+        return output.unsqueeze(1), None
+    if layer.past > 0:
+        key, value = layer.gather()
+    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    return output, None

@@ -1,0 +1,118 @@
+"""The Cache that Transformers fills: it writes keys and values into pages and keeps none itself."""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from radixkv.adapters.transformers.pages import Pages
+from radixkv.kernels import append
+
+
+class PageTable:
+    """One sequence's page table as tensors, shared by all layers of a cache.
+
+    Attributes: pages (where the memory is), row (int32 [1, pages of the sequence]).
+    """
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the page table after the sequence has grown."""
+        self._source = self.pages.page_table
+        self.row = torch.tensor(self._source, dtype=torch.int32).unsqueeze(0)
+        self._span = (-1, -1)
+        self._slots = torch.empty(0, dtype=torch.int64)
+
+    def slots(self, start: int, count: int) -> torch.Tensor:
+        """Where positions start .. start+count-1 lie: page * page_size + row, int64 [count].
+
+        Raises ValueError below writable_from_tokens (a shared page is never written) and beyond the last page.
+        """
+        if self._span == (start, count):  # every layer of a forward asks for the same
+            return self._slots
+        if self.pages.page_table is not self._source:
+            self.refresh()
+        page_size = self.pages.page_size
+        capacity = self.row.shape[1] * page_size
+        if start < self.pages.writable_from_tokens or start + count > capacity:
+            raise ValueError(
+                f"positions {start}..{start + count - 1} are not writable; "
+                f"allowed: {self.pages.writable_from_tokens}..{capacity - 1}"
+            )
+        positions = torch.arange(start, start + count)
+        self._slots = self.row[0, positions // page_size].to(torch.int64) * page_size + positions % page_size
+        self._span = (start, count)
+        return self._slots
+
+
+class PagedLayer(CacheLayerMixin):  # type: ignore[misc] # transformers is untyped here
+    """One layer's keys and values, in pages.
+
+    ``seen`` counts the tokens whose keys and values this layer has, ``past`` those it had before the running forward.
+    """
+
+    is_sliding = False
+
+    def __init__(self, table: PageTable, layer: int, seen: int) -> None:
+        super().__init__()
+        self.table = table
+        self.key_pages, self.value_pages = table.pages.views(layer)
+        self.seen = self.past = seen
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the pages are there."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys (already rotated) and values, both [1, kv_heads, tokens, head_dim], and give them back.
+
+        The keys carry this layer as an attribute: that is how the attention function, which Transformers calls next
+        with these very tensors, finds the pages.
+        """
+        if key_states.shape[0] != 1:
+            raise ValueError(f"a batch of {key_states.shape[0]} is not supported; allowed: 1 sequence a cache")
+        count = key_states.shape[2]
+        slots = self.table.slots(self.seen, count)
+        append(key_states[0].transpose(0, 1), value_states[0].transpose(0, 1), self.key_pages, self.value_pages, slots)
+        self.past = self.seen
+        self.seen += count
+        key_states.radixkv_layer = self  # type: ignore[attr-defined]
+        return key_states, value_states
+
+    def gather(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values so far, copied out of the pages: [1, kv_heads, seen, head_dim] each."""
+        pages = self.table.row[0].to(torch.int64)[: -(-self.seen // self.table.pages.page_size)]
+        return self._rows(self.key_pages, pages), self._rows(self.value_pages, pages)
+
+    def _rows(self, memory: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        rows = memory[pages].flatten(0, 1)[: self.seen]  # [tokens, kv_heads, head_dim]
+        return rows.transpose(0, 1).unsqueeze(0)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(keys that a mask must cover, position of the first of them)."""
+        return self.seen + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        raise NotImplementedError("pages are given back by the sequence that holds them, not by reset()")
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        raise NotImplementedError("beam search needs share(), which this cache does not do")
+
+
+class PagedCache(Cache):  # type: ignore[misc] # transformers is untyped here
+    """``past_key_values`` over the pages of one sequence, of which the first ``seen`` tokens are there already."""
+
+    def __init__(self, pages: Pages, seen: int) -> None:
+        table = PageTable(pages)
+        super().__init__(layers=[PagedLayer(table, layer, seen) for layer in range(pages.layers)])

@@ -1,0 +1,168 @@
+"""Tokens in, logits out, over pages: compute what is missing, publish what is complete, recover from what is lost.
+
+The life of a sequence::
+
+    reserve ─> written = cached_tokens ─> forward over tokens[written:] ─> valid? ─> publish ─> logits
+       ^                                        |                           |         |
+       └──────────── lost: the pages, the session or the daemon ────────────┴─────────┘
+
+After a loss everything known so far is reserved again, by then mostly cached, or, without a daemon, computed in local
+pages. Since the model sees the same tokens at the same positions, the output is that of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from radixkv.adapters.transformers.cache import PagedCache
+from radixkv.adapters.transformers.pages import LocalPages, Pages, Reservation, SharedPages
+from radixkv.config import KVSpec
+from radixkv.errors import Draining, SessionLost, StaleHandle, Timeout, Unavailable
+
+LOST = (SessionLost, StaleHandle, Unavailable, Timeout, Draining)
+"""What says that the pages, or the daemon behind them, cannot be counted on any longer."""
+
+OnPrefill = Callable[[int, int], None]
+"""Called with (tokens whose keys and values are there, tokens in all) as a prompt is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How sequences of one model run. chunk_tokens: most tokens a forward sees at once."""
+
+    model: Any
+    spec: KVSpec
+    reservation: Reservation | None
+    on_lost: str = "recompute"
+    chunk_tokens: int = 512
+
+
+class PagedSequence:
+    """One sequence of one model. Leaving a ``with`` block publishes what is complete and gives the pages back.
+
+    Attributes: tokens (known so far), written (leading tokens whose keys and values are in the pages), cached_tokens
+    (of the first reserve), computed_tokens (that forward has seen so far), recoveries (how often pages were lost).
+    """
+
+    _pages: Pages
+    _cache: PagedCache
+    written: int
+
+    def __init__(self, settings: Settings, tokens: Sequence[int], max_new_tokens: int) -> None:
+        """Reserve pages for ``tokens``. Raises ValueError for an empty prompt, OutOfPages, and, with
+        on_lost="raise", what the client raises when there is no daemon."""
+        if len(tokens) == 0:
+            raise ValueError("an empty prompt has no logits; allowed: 1 token or more")
+        self._settings = settings
+        self._limit = len(tokens) + max_new_tokens
+        self._closed = False
+        self.tokens = [int(token) for token in tokens]
+        self.computed_tokens = 0
+        self.recoveries = 0
+        self._open()
+        self.cached_tokens = self._pages.cached_tokens
+
+    @property
+    def shared(self) -> bool:
+        """Whether the pages are the daemon's. False: local, because there is no daemon."""
+        return self._pages.shared
+
+    @property
+    def page_table(self) -> list[int]:
+        return [int(page) for page in self._pages.page_table]
+
+    def append(self, token: int) -> None:
+        """One more token is known. It is computed by the next ``logits``. Raises ValueError beyond max_new_tokens."""
+        if len(self.tokens) >= self._limit:
+            raise ValueError(f"the sequence was opened for {self._limit} tokens")
+        self.tokens.append(int(token))
+
+    def logits(self, on_prefill: OnPrefill | None = None) -> torch.Tensor:
+        """Logits [vocabulary] for what follows the last token; computes the tokens that are not in the pages yet.
+
+        Raises OutOfPages; with on_lost="raise" also SessionLost, StaleHandle, Unavailable, Timeout and Draining.
+        """
+        while True:
+            try:
+                return self._compute(on_prefill)
+            except LOST:
+                if self._settings.on_lost == "raise" or not self.shared:
+                    raise
+                self.recoveries += 1
+                self._pages.release()
+                self._open()
+
+    def close(self, *, publish: bool = True) -> None:
+        """Give the pages back; what is complete stays cached for others. Twice is once."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if publish:
+                self._pages.finish(self.tokens, self.written)
+        except LOST:
+            if self._settings.on_lost == "raise":
+                raise
+        finally:
+            self._pages.release()
+
+    def __enter__(self) -> PagedSequence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(publish=kind is None)
+
+    def _open(self) -> None:
+        self._pages = self._reserve()
+        self.written = self._pages.cached_tokens
+        if self.written >= len(self.tokens):  # the daemon leaves one token to compute; a forward needs it
+            raise SessionLost("the whole prompt is said to be cached", cached_tokens=self.written)
+        self._cache = PagedCache(self._pages, seen=self.written)
+
+    def _reserve(self) -> Pages:
+        settings = self._settings
+        if settings.reservation is not None:
+            try:
+                return SharedPages(settings.reservation, self.tokens, self._headroom())
+            except LOST:
+                if settings.on_lost == "raise":
+                    raise
+        return LocalPages(settings.spec, self._limit)
+
+    def _headroom(self) -> int:
+        """Tokens of room to keep ahead: one page, or less near the end."""
+        return min(self._settings.spec.page_size, self._limit - len(self.tokens))
+
+    def _compute(self, on_prefill: OnPrefill | None) -> torch.Tensor:
+        total = len(self.tokens)
+        logits: torch.Tensor | None = None
+        self._pages.make_room(self.tokens, 0)
+        while self.written < total:
+            end = min(total, self.written + self._settings.chunk_tokens)
+            logits = self._forward(self.tokens[self.written : end])
+            # The pages may have been taken from us (a lapsed session, a restarted daemon) while we computed.
+            if not self._pages.valid():
+                raise SessionLost("pages of the sequence were given to another one")
+            self.written = end
+            self._pages.publish(self.tokens, self.written, self._headroom())
+            if on_prefill is not None:
+                on_prefill(self.written, total)
+        if logits is None:
+            raise ValueError("the logits after these tokens were given already; append a token first")
+        return logits
+
+    def _forward(self, tokens: list[int]) -> torch.Tensor:
+        self.computed_tokens += len(tokens)
+        with torch.inference_mode():
+            output = self._settings.model(
+                input_ids=torch.tensor([tokens]), past_key_values=self._cache, use_cache=True, logits_to_keep=1
+            )
+        logits: torch.Tensor = output.logits[0, -1]
+        return logits
