@@ -1,7 +1,7 @@
 """Chain hashes: the identity of a page in events, lower tiers and remote stores. A match never rests on them.
 
 The chain of a page is xxh3_128 over (parent's chain hash, the page's tokens). The namespace enters as the chain's
-root: the hash of its canonical bytes and epoch stands where a first page's parent hash would be. The idea of naming a
+root: the hash of its canonical bytes and number of invalidations stands where a first page's parent hash would be. The idea of naming a
 block by a hash chain over its prefix is vLLM's and Dynamo's; comparing tokens instead of trusting it is not.
 """
 
@@ -12,9 +12,9 @@ from xxhash import xxh3_128_digest
 from radixkv.types import HASH_BYTES
 
 
-def namespace_root(canonical: bytes, epoch: int) -> bytes:
+def namespace_root(canonical: bytes, invalidations: int) -> bytes:
     """16 bytes that stand in for the parent hash of a namespace's first pages."""
-    return xxh3_128_digest(epoch.to_bytes(8, "little") + canonical)
+    return xxh3_128_digest(invalidations.to_bytes(8, "little") + canonical)
 
 
 def chain(parent: bytes, tokens: bytes, page_token_bytes: int) -> bytes:

@@ -1,0 +1,71 @@
+"""What a page may be and become: one table. Everything that is not in it is a bug.
+
+::
+
+                take                publish
+        FREE ─────────> PRIVATE ─────────────> CACHED ──evict──> FREE
+          ^   release      │  │ shade             │ ^
+          ├────────────────┘  └──────> SHADOW     │ │ saved
+          │        release                │       v │
+          ├───────────────────────────────┘     SAVING
+          │                            quarantine (from PRIVATE, SHADOW, LOADING, SAVING)
+          └──clear── QUARANTINED <─────
+
+        FREE ──load──> LOADING ──loaded──> CACHED        LOADING ──abandon──> FREE
+
+* FREE: in the free list, content unknown.
+* PRIVATE: one sequence writes it.
+* CACHED: complete, immutable, in the tree.
+* SHADOW: complete, immutable, outside the tree: another page with the same tokens was there first.
+* LOADING, SAVING: a copy between tiers runs; untouchable until it is known to have ended.
+* QUARANTINED: its owner is gone but could still write to it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class State(IntEnum):
+    FREE = 0
+    PRIVATE = 1
+    CACHED = 2
+    SHADOW = 3
+    LOADING = 4
+    SAVING = 5
+    QUARANTINED = 6
+
+
+class Event(IntEnum):
+    TAKE = 0
+    PUBLISH = 1
+    SHADE = 2
+    RELEASE = 3
+    EVICT = 4
+    QUARANTINE = 5
+    CLEAR = 6
+    LOAD = 7
+    LOADED = 8
+    ABANDON = 9
+    SAVE = 10
+    SAVED = 11
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.FREE, Event.TAKE): State.PRIVATE,
+    (State.PRIVATE, Event.PUBLISH): State.CACHED,
+    (State.PRIVATE, Event.SHADE): State.SHADOW,
+    (State.PRIVATE, Event.RELEASE): State.FREE,
+    (State.SHADOW, Event.RELEASE): State.FREE,
+    (State.CACHED, Event.EVICT): State.FREE,
+    (State.PRIVATE, Event.QUARANTINE): State.QUARANTINED,
+    (State.SHADOW, Event.QUARANTINE): State.QUARANTINED,
+    (State.LOADING, Event.QUARANTINE): State.QUARANTINED,
+    (State.SAVING, Event.QUARANTINE): State.QUARANTINED,
+    (State.QUARANTINED, Event.CLEAR): State.FREE,
+    (State.FREE, Event.LOAD): State.LOADING,
+    (State.LOADING, Event.LOADED): State.CACHED,
+    (State.LOADING, Event.ABANDON): State.FREE,
+    (State.CACHED, Event.SAVE): State.SAVING,
+    (State.SAVING, Event.SAVED): State.CACHED,
+}

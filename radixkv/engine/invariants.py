@@ -1,0 +1,300 @@
+"""What must always be true, checked by counting again from the ground. Numbers as in ARCHITECTURE.md.
+
+Nothing here trusts a counter: holders are counted from the sequences' paths, states from the page tables and the
+trees, idle pages from the holders. Runs after every step in tests and fuzz and with ``--paranoid``, every few
+seconds in the daemon.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from radixkv.allocator.page_states import State
+from radixkv.engine.engine import Engine
+from radixkv.engine.pool import Pool
+from radixkv.engine.sequence import Sequence
+from radixkv.errors import BrokenInvariant
+from radixkv.hashing import chain
+from radixkv.sessions.window import SPAN
+from radixkv.tree.node import Node, Root
+from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
+
+
+def check(engine: Engine) -> None:
+    """Raises BrokenInvariant with the first one that does not hold."""
+    sequences = engine.live_sequences()
+    for pool in engine.pools.values():
+        own = [seq for seq in sequences if seq.pool == pool.name]
+        trees = _Trees(pool, own)
+        _conservation(engine, pool, own, trees)
+        _holders(pool, own, trees)
+        _tree_shape(pool, trees)
+        _contents(pool, trees)
+        _eviction_order(pool, trees)
+        _tables(pool, own)
+        _charges(engine, pool)
+        _waiting(engine, pool)
+        _metrics(pool, own, trees)
+    _sessions(engine, sequences)
+
+
+def need(true: bool, name: str, message: str) -> None:
+    if not true:
+        raise BrokenInvariant(name, message)
+
+
+class _Trees:
+    """All nodes of a pool, walked from the roots: current ones, and retired ones that something still refers to."""
+
+    def __init__(self, pool: Pool, sequences: list[Sequence]) -> None:
+        roots: dict[int, Root] = {id(space.root): space.root for space in pool.namespaces.all()}
+        for seq in sequences:
+            roots.setdefault(id(seq.root), seq.root)
+        for node, _ in pool.retired:
+            top = _top(node)
+            if isinstance(top, Root):
+                roots.setdefault(id(top), top)
+        self.roots = list(roots.values())
+        self.nodes: list[tuple[Node, bytes]] = []
+        """Each node with the chain hash before it."""
+        stack: list[tuple[Node, bytes]] = [(root, root.chain_seed) for root in self.roots]
+        while stack:
+            node, before = stack.pop()
+            if node.parent is not None:
+                self.nodes.append((node, before))
+                before = bytes(node.hashes[-HASH_BYTES:])
+            for child in (node.children or {}).values():
+                need(child.parent is node, "I9", "a child does not know its parent")
+                stack.append((child, before))
+            need(len(self.nodes) <= pool.pages.size, "I9", "the tree has more nodes than there are pages")
+
+
+def _top(node: Node) -> Node:
+    while node.parent is not None:
+        node = node.parent
+    return node
+
+
+def _ids(packed: bytes | bytearray) -> Iterator[int]:
+    for at in range(0, len(packed), PAGE_ID_BYTES):
+        yield int.from_bytes(packed[at : at + PAGE_ID_BYTES], "little")
+
+
+def _conservation(engine: Engine, pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
+    """I1: each page is in one state, in the place that belongs to it, once; the counts add up. I3: none twice."""
+    pages = pool.pages
+    need(sum(pages.counts) == pages.size, "I1", f"the states' counts {pages.counts} do not add up to {pages.size}")
+    tally = Counter(pages.states)
+    for state in State:
+        need(pages.counts[state] == tally[state], "I1", f"{pages.counts[state]} {state.name} counted, {tally[state]} are")
+    free = pages.free.ids()
+    need(len(free) == len(set(free)), "I3", "a page is twice in the free list")
+    places: dict[State, list[int]] = {
+        State.FREE: free,
+        State.CACHED: [page for node, _ in trees.nodes for page in _ids(node.pages)],
+        State.QUARANTINED: [page for held in engine.quarantine.values() for page in held.get(pool.name, [])],
+        State.PRIVATE: sorted({page for seq in sequences for page in _private(pool, seq)}),
+        State.SHADOW: sorted({page for seq in sequences for page in _shadows(pool, seq)}),
+    }
+    for state, found in places.items():
+        need(len(found) == len(set(found)), "I1", f"a {state.name} page is in two places")
+        need(len(found) == tally[state], "I1", f"{tally[state]} pages are {state.name}, {len(found)} have their place")
+        wrong = [page for page in found if pages.states[page] != state]
+        need(not wrong, "I1", f"pages {wrong[:4]} are not {state.name}, but kept as such")
+
+
+def _private(pool: Pool, seq: Sequence) -> list[int]:
+    own = seq.pages[seq.published :].tolist()
+    if _counts_source(seq) and pool.pages.states[seq.source] == State.PRIVATE:
+        own.append(seq.source)
+    return own
+
+
+def _shadows(pool: Pool, seq: Sequence) -> list[int]:
+    own = list(seq.shadows)
+    if _counts_source(seq) and pool.pages.states[seq.source] == State.SHADOW:
+        own.append(seq.source)
+    return own
+
+
+def _counts_source(seq: Sequence) -> bool:
+    return seq.source >= 0 and seq.source_node is None and seq.depth <= seq.published
+
+
+def _holders(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
+    """I2: holders of a node are the sequences whose pinned path has it; of other pages, the tables that have them."""
+    held: Counter[int] = Counter()
+    for seq in sequences:
+        need(_path_pages(seq.node) == seq.depth, "I2", f"sequence {seq.id} pins another path than it believes")
+        for end in (seq.node, seq.source_node):
+            node = end
+            while node is not None and node.parent is not None:
+                held[id(node)] += 1
+                node = node.parent
+            need(node is None or node is seq.root, "I2", f"sequence {seq.id} pins a path of another namespace")
+    for node, _ in trees.nodes:
+        need(node.holders == held[id(node)], "I2", f"a node counts {node.holders} holders, {held[id(node)]} hold it")
+    outside: Counter[int] = Counter()
+    for seq in sequences:
+        outside.update(_private(pool, seq))
+        outside.update(_shadows(pool, seq))
+    extra = {page: count - 1 for page, count in outside.items() if count > 1}
+    need(extra == pool.pages.extra_holders, "I2", f"extra holders {pool.pages.extra_holders}, counted {extra}")
+    copying = {(page, id(seq)) for page, sharers in pool.copying.items() for seq in sharers}
+    expected = {
+        (seq.source, id(seq)) for seq in sequences
+        if _counts_source(seq) and pool.pages.states[seq.source] == State.PRIVATE
+    }  # fmt: skip
+    copying = {(page, who) for page, who in copying if pool.pages.states[page] == State.PRIVATE}
+    need(copying == expected, "I2", "who copies from a private page is not known")
+
+
+def _path_pages(node: Node) -> int:
+    pages = 0
+    while node.parent is not None:
+        pages += node.page_count
+        node = node.parent
+    return pages
+
+
+def _tree_shape(pool: Pool, trees: _Trees) -> None:
+    """I9: keys, sizes and parents agree. I7: an idle node has no held child."""
+    size = pool.tree.page_token_bytes
+    for node, _ in trees.nodes:
+        pages = node.page_count
+        need(pages > 0, "I9", "a node without pages")
+        need(len(node.tokens) == pages * size, "I9", "a node's tokens and pages differ in number")
+        need(len(node.hashes) == pages * HASH_BYTES, "I9", "a node's hashes and pages differ in number")
+        parent = node.parent
+        assert parent is not None and parent.children is not None
+        need(parent.children.get(bytes(node.tokens[:size])) is node, "I9", "a child is filed under another key")
+        need(
+            parent.parent is None or parent.holders >= node.holders, "I7", "a node is held more often than its ancestor"
+        )
+        need(node.children is None or len(node.children) > 0, "I9", "an empty dict of children")
+    for root in trees.roots:
+        need(root.holders == 0 and not root.tokens, "I9", "a root is no node")
+
+
+def _contents(pool: Pool, trees: _Trees) -> None:
+    """I6: the chain hashes are those of namespace and tokens. I5: what is in the tree has been committed (CACHED)."""
+    size = pool.tree.page_token_bytes
+    for node, before in trees.nodes:
+        need(bytes(node.hashes) == chain(before, bytes(node.tokens), size), "I6", "a chain hash is not its tokens'")
+        uncommitted = [page for page in _ids(node.pages) if pool.pages.states[page] not in (State.CACHED, State.SAVING)]
+        need(not uncommitted, "I5", f"pages {uncommitted[:4]} are visible without being complete")
+
+
+def _eviction_order(pool: Pool, trees: _Trees) -> None:
+    """I7: exactly the idle nodes are in the order, each child before its parent, stamps never falling."""
+    position = {id(node): place for place, node in enumerate(pool.order)}
+    idle = {id(node) for node, _ in trees.nodes if node.holders == 0}
+    need(set(position) == idle, "I7", f"{len(idle)} nodes are idle, {len(position)} are in the order of eviction")
+    for node, _ in trees.nodes:
+        if node.holders == 0 and node.parent is not None and id(node.parent) in position:
+            need(position[id(node)] < position[id(node.parent)], "I7", "a parent would be evicted before its child")
+    stamps = [node.stamp for node in pool.order]
+    need(stamps == sorted(stamps), "I7", "the order of eviction is not that of the releases")
+    need(not stamps or stamps[-1] <= pool.stamp, "I27", "a stamp from the future")
+
+
+def _tables(pool: Pool, sequences: list[Sequence]) -> None:
+    """I12 sizes, I13 nobody writes what others read, I8, I5 committed only in what is there."""
+    writers: Counter[int] = Counter()
+    for seq in sequences:
+        size = pool.page_size
+        need(len(seq.pages) * size >= seq.length, "I12", f"sequence {seq.id}: {seq.length} tokens do not fit its table")
+        need(seq.committed <= seq.length, "I5", f"sequence {seq.id}: more committed than known")
+        need(seq.committed // size <= seq.published, "I5", f"sequence {seq.id}: a committed page is not published")
+        need(seq.published * size <= seq.length, "I5", f"sequence {seq.id}: published beyond its length")
+        need(seq.cached <= seq.committed, "I8", f"sequence {seq.id}: counts tokens as cached that are not complete")
+        need(seq.depth <= seq.published + (seq.source >= 0), "I2", f"sequence {seq.id}: pins more than it has")
+        need(len(set(seq.pages)) == len(seq.pages), "I3", f"sequence {seq.id}: a page is twice in its table")
+        need(0 <= seq.shared <= len(seq.pages), "I2", f"sequence {seq.id}: shares more than it has")
+        states = [pool.pages.states[page] for page in seq.pages]
+        immutable = set(states[: seq.published])
+        need(immutable <= {State.CACHED, State.SHADOW, State.SAVING}, "I13", f"sequence {seq.id}: shares what is written")
+        need(set(states[seq.published :]) <= {State.PRIVATE}, "I13", f"sequence {seq.id}: would write what is shared")
+        shadows = {page for page in seq.pages[: seq.published] if pool.pages.states[page] == State.SHADOW}
+        need(shadows == seq.shadows, "I2", f"sequence {seq.id}: does not know its shadows")
+        writers.update(seq.pages[seq.published :])
+    need(all(count == 1 for count in writers.values()), "I13", "a private page has two writers")
+    for seq in sequences:
+        _same_content(pool, seq)
+
+
+def _same_content(pool: Pool, seq: Sequence) -> None:
+    """I4, I6: the pinned path says the same tokens as the sequence, and its cached pages are the path's."""
+    size = pool.tree.page_token_bytes
+    at, node = seq.depth, seq.node
+    while node.parent is not None:
+        pages = node.page_count
+        at -= pages
+        here = bytes(seq.tokens[at * size : (at + pages) * size])
+        beyond_source = seq.source >= 0 and at + pages > seq.published
+        need(here == node.tokens or beyond_source, "I6", f"sequence {seq.id} pins other tokens than its own")
+        for offset, page in enumerate(_ids(node.pages)):
+            place = at + offset
+            cached = place < seq.published and seq.pages[place] not in seq.shadows
+            need(not cached or seq.pages[place] == page, "I4", f"sequence {seq.id}: page {place} is not the path's")
+        node = node.parent
+    need(at == 0, "I4", f"sequence {seq.id}: its path has another length")
+    cached_pages = sum(1 for page in seq.pages[: seq.published] if page not in seq.shadows)
+    need(cached_pages <= seq.depth, "I2", f"sequence {seq.id}: cached pages are not on its path")
+
+
+def _charges(engine: Engine, pool: Pool) -> None:
+    """I14, I24: what a session is charged is what its sequences have; floors count what is missing."""
+    missing = 0
+    for session in engine.sessions.all():
+        own = sum(seq.charged for seq in session.sequences.values() if seq.pool == pool.name)
+        charged = session.charged.get(pool.name, 0)
+        need(charged == own, "I24", f"session {session.id} is charged {charged} pages and has {own}")
+        missing += max(0, pool.config.session_floor_pages - own)
+    need(pool.floors_missing == missing, "I24", f"floors lack {pool.floors_missing} pages, counted {missing}")
+
+
+def _waiting(engine: Engine, pool: Pool) -> None:
+    """I10: whoever waits is known, once, with an end; I19: bounded."""
+    line = pool.waiting.all()
+    need(len(line) <= engine.config.limits.queued, "I19", "more wait than may")
+    known = {(session.id, request) for session in engine.sessions.all() for request, name in session.waiting.items()
+             if name == pool.name}  # fmt: skip
+    need(known == {(entry.session, entry.request) for entry in line}, "I10", "the line and the sessions disagree")
+    end = pool.waiting.next_end()
+    earliest = min((entry.until for entry in line), default=None)
+    need(end == earliest, "I10", "nobody would wake those who wait when their time is over")
+
+
+def _metrics(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
+    """I24: every counter equals the recount."""
+    cached = sum(node.page_count for node, _ in trees.nodes)
+    idle = sum(node.page_count for node, _ in trees.nodes if node.holders == 0)
+    need(pool.tree.cached_pages == cached, "I24", f"{pool.tree.cached_pages} cached pages, counted {cached}")
+    need(pool.tree.idle_pages == idle, "I24", f"{pool.tree.idle_pages} idle pages, counted {idle}")
+    need(pool.tree.nodes == len(trees.nodes), "I24", f"{pool.tree.nodes} nodes, counted {len(trees.nodes)}")
+    need(pool.sequences == len(sequences), "I24", f"{pool.sequences} sequences, counted {len(sequences)}")
+    need(min(pool.counters.values(), default=0) >= 0, "I24", "a counter is negative")
+    users: Counter[int] = Counter(seq.root.namespace for seq in sequences)
+    users.update(root.namespace for root in trees.roots if root.retired and root.children)
+    for space in pool.namespaces.all():
+        need(space.users == users[space.id], "I24", f"namespace {space.id}: {space.users} users, {users[space.id]} counted")
+
+
+def _sessions(engine: Engine, sequences: list[Sequence]) -> None:
+    """I14: only live sessions hold anything; I18, I19: their memory of replies is bounded; I15: one owner each."""
+    need(len(sequences) == len({id(seq) for seq in sequences}), "I15", "a sequence belongs to two holders")
+    sessions = engine.sessions.all()
+    for session in sessions:
+        need(len(session.window) <= engine.config.server.keep_replies, "I19", "too many replies are kept")
+        need(session.window.span_used() <= SPAN, "I18", "the window of request ids is wider than it may be")
+        for identity, seq in session.sequences.items():
+            need(seq.id == identity, "I15", f"sequence {seq.id} is filed under {identity}")
+            need(seq.session == session.id, "I15", f"sequence {seq.id} believes in another session")
+    for seq in engine.transit.sequences():
+        need(seq.session == 0, "I15", f"sequence {seq.id} is in transit and still owned")
+    slots = [session.slot for session in sessions]
+    need(len(slots) == len(set(slots)), "I14", "two sessions share a slot")
+    alive = {session.id for session in sessions}
+    need(not alive & set(engine.quarantine), "I14", "a live session has quarantined pages")

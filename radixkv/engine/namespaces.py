@@ -1,0 +1,108 @@
+"""Namespaces of one pool: canonical bytes to a root, with ids that fit the descriptor table's bounded section.
+
+An id is used again when nothing refers to it: no page in its trees, no sequence. Epochs come from one counter for the
+whole pool, so that (id, epoch) never returns. Chain hashes are seeded by the canonical bytes and the number of times
+the namespace was invalidated, not by the epoch: the same content has the same hash in every daemon.
+"""
+
+from __future__ import annotations
+
+from radixkv.errors import LimitExceeded
+from radixkv.hashing import namespace_root
+from radixkv.tree.node import Root
+
+
+class Namespace:
+    """``root`` is the current epoch's tree; older ones live until their last page leaves."""
+
+    __slots__ = ("canonical", "id", "invalidations", "root", "users")
+
+    def __init__(self, identity: int, canonical: bytes, root: Root) -> None:
+        self.id = identity
+        self.canonical = canonical
+        self.root = root
+        self.invalidations = 0
+        self.users = 0
+        """Sequences of any epoch, plus retired trees that still have nodes."""
+
+
+class Namespaces:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_bytes: dict[bytes, Namespace] = {}
+        self._by_id: dict[int, Namespace] = {}
+        self._free = list(range(limit - 1, -1, -1))
+        self._unused: dict[int, None] = {}
+        """Ids that nothing referred to when last looked at, oldest first."""
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._by_bytes)
+
+    def all(self) -> list[Namespace]:
+        return list(self._by_bytes.values())
+
+    def find(self, canonical: bytes) -> Namespace | None:
+        return self._by_bytes.get(canonical)
+
+    def has_room(self, canonical: bytes) -> bool:
+        return canonical in self._by_bytes or bool(self._free) or self._reusable() is not None
+
+    def open(self, canonical: bytes) -> tuple[Namespace, bool]:
+        """The namespace, made if it is new (second value). Errors: LimitExceeded when all ids are in use."""
+        found = self._by_bytes.get(canonical)
+        if found is not None:
+            return found, False
+        if not self._free:
+            victim = self._reusable()
+            if victim is None:
+                raise LimitExceeded("too many namespaces are in use", namespaces=len(self), limit=self._limit)
+            self._forget(victim)
+        identity = self._free.pop()
+        made = Namespace(identity, canonical, self._root(identity, canonical, 0))
+        self._by_bytes[canonical] = made
+        self._by_id[identity] = made
+        return made, True
+
+    def renew(self, namespace: Namespace) -> Root:
+        """Give the namespace a new epoch; returns the retired root."""
+        old = namespace.root
+        old.retired = True
+        namespace.invalidations += 1
+        namespace.root = self._root(namespace.id, namespace.canonical, namespace.invalidations)
+        if old.children:
+            namespace.users += 1
+        return old
+
+    def of(self, root: Root) -> Namespace:
+        return self._by_id[root.namespace]
+
+    def emptied(self, root: Root) -> None:
+        """The last node below ``root`` has left."""
+        namespace = self._by_id[root.namespace]
+        if root.retired:
+            namespace.users -= 1
+        self.note(namespace)
+
+    def note(self, namespace: Namespace) -> None:
+        """Remember the namespace as a candidate for giving up its id if nothing refers to it now."""
+        if namespace.users == 0 and not namespace.root.children:
+            self._unused[namespace.id] = None
+
+    def _reusable(self) -> Namespace | None:
+        for identity in list(self._unused):
+            namespace = self._by_id[identity]
+            if namespace.users == 0 and not namespace.root.children:
+                return namespace
+            del self._unused[identity]
+        return None
+
+    def _forget(self, namespace: Namespace) -> None:
+        del self._by_bytes[namespace.canonical]
+        del self._by_id[namespace.id]
+        self._unused.pop(namespace.id, None)
+        self._free.append(namespace.id)
+
+    def _root(self, identity: int, canonical: bytes, invalidations: int) -> Root:
+        self._epoch += 1
+        return Root(identity, self._epoch, namespace_root(canonical, invalidations))

@@ -1,0 +1,193 @@
+"""Planning: what a command would take, and whether there is as much. Only reads; says no by raising.
+
+What comes out is carried out by ``commit.py``, which cannot fail.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from radixkv.allocator.page_states import State
+from radixkv.commands import Commit, Extend, Reserve, Share, Truncate
+from radixkv.config import LAST_PAGE_MODES, Limits
+from radixkv.engine.pool import Pool
+from radixkv.engine.sequence import Sequence
+from radixkv.errors import BadRequest, LimitExceeded, OutOfPages
+from radixkv.sessions.registry import Session
+from radixkv.tree.node import Root
+from radixkv.tree.walk import Match
+from radixkv.types import TOKEN_BYTES
+
+
+class ReservePlan(NamedTuple):
+    """``shared`` pages of the match go into the table; with ``copies`` the match is one page longer: the source."""
+
+    match: Match
+    shared: int
+    cached: int
+    copies: bool
+    new: int
+
+
+class TruncatePlan(NamedTuple):
+    kept: int
+    rows: int
+    """Rows to copy into a private page that replaces the last kept one; 0: none does."""
+
+
+class SharePlan(NamedTuple):
+    at: int
+    shared: int
+    rows: int
+
+
+def ceil_div(value: int, size: int) -> int:
+    return -(-value // size)
+
+
+def floor_missing(pool: Pool, session: Session[Sequence, object]) -> int:
+    """How many pages this session is short of its guaranteed floor."""
+    floor = pool.config.session_floor_pages
+    return max(0, floor - session.charged.get(pool.name, 0)) if floor else 0
+
+
+def token_count(packed: bytes, limits: Limits, already: int, headroom: int) -> int:
+    """Number of packed tokens. Errors: BadRequest (no multiple of 4), LimitExceeded (with those there are already)."""
+    count, odd = divmod(len(packed), TOKEN_BYTES)
+    if odd:
+        raise BadRequest("tokens are 4 bytes each", bytes=len(packed))
+    if already + count + headroom > limits.tokens:
+        raise LimitExceeded(
+            "a sequence with its headroom may have at most so many tokens",
+            tokens=already + count + headroom,
+            limit=limits.tokens,
+        )
+    return count
+
+
+def require(pool: Pool, session: Session[Sequence, object], need: int, room: int, largest: int) -> None:
+    """Errors: OutOfPages unless ``need`` more pages fit into ``room`` and under the session's cap.
+
+    ``largest`` is the most there could ever be of what is asked for; beyond it no waiting helps.
+    """
+    cap = pool.config.session_cap_pages
+    if cap:
+        room = min(room, cap - session.charged.get(pool.name, 0))
+    if need > room:
+        raise OutOfPages(need=need, available=max(0, room), never_fits=need > largest or bool(cap and need > cap))
+
+
+def plan_reserve(pool: Pool, session: Session[Sequence, object], root: Root | None, body: Reserve) -> ReservePlan:
+    """Errors: OutOfPages. ``root`` None: a namespace nothing is known of."""
+    if body.last_page not in LAST_PAGE_MODES:
+        raise BadRequest(f"last_page is one of {', '.join(LAST_PAGE_MODES)}", last_page=body.last_page)
+    tokens = len(body.tokens) // TOKEN_BYTES
+    total = ceil_div(tokens + body.headroom, pool.page_size)
+    match = pool.tree.match(root, body.tokens) if root is not None else NO_MATCH
+    plan = _shape(pool, match, total, tokens, body.last_page)
+    try:
+        _fits(pool, session, plan, total)
+    except OutOfPages:
+        if not plan.copies:
+            raise
+        plan = _shape(pool, match, total, tokens, "drop")
+        match = plan.match
+        _fits(pool, session, plan, total)
+    if plan.match.pages > plan.shared + plan.copies:
+        assert root is not None
+        shorter = pool.tree.match(root, body.tokens, 0, plan.shared * pool.tree.page_token_bytes)
+        plan = plan._replace(match=shorter)
+    return plan
+
+
+NO_MATCH = Match(Root(-1, 0, b""), 0, None, 0, [])
+
+
+def _shape(pool: Pool, match: Match, total: int, tokens: int, last_page: str) -> ReservePlan:
+    """How a match becomes a page table; of a fully cached prompt one token is left to compute."""
+    size = pool.page_size
+    shared = match.pages
+    if shared == 0 or shared * size < tokens:
+        return ReservePlan(match, shared, shared * size, False, total - shared)
+    if last_page == "keep":
+        return ReservePlan(match, shared, tokens - 1, False, total - shared)
+    shared -= 1
+    if last_page == "copy" and size > 1:
+        return ReservePlan(match, shared, tokens - 1, True, total - shared)
+    return ReservePlan(match, shared, shared * size, False, total - shared)
+
+
+def _fits(pool: Pool, session: Session[Sequence, object], plan: ReservePlan, total: int) -> None:
+    waking = pool.tree.idle_on_path(plan.match)
+    if plan.match.pages > plan.shared + plan.copies and waking:
+        waking -= 1
+    reserve = pool.config.decode_reserve_pages
+    room = pool.room(floor_missing(pool, session)) - waking - reserve
+    largest = pool.pages.size - reserve - (total - plan.new)
+    require(pool, session, plan.new, room, largest)
+
+
+def plan_extend(pool: Pool, session: Session[Sequence, object], seq: Sequence, item: Extend, limits: Limits) -> int:
+    """Pages to add. Errors: BadRequest, LimitExceeded, OutOfPages."""
+    length = seq.length
+    length += token_count(item.tokens, limits, length, item.headroom)
+    new = ceil_div(length + item.headroom, pool.page_size) - len(seq.pages)
+    if new <= 0:
+        return 0
+    require(pool, session, new, pool.room(floor_missing(pool, session)), pool.pages.size - len(seq.pages))
+    return new
+
+
+def check_commit(seq: Sequence, item: Commit) -> None:
+    """Errors: BadRequest."""
+    if not seq.committed <= item.n <= seq.length:
+        raise BadRequest(
+            "commit counts from token 0, never goes back and never beyond the length",
+            n=item.n,
+            committed_tokens=seq.committed,
+            length=seq.length,
+        )
+
+
+def plan_truncate(pool: Pool, session: Session[Sequence, object], seq: Sequence, item: Truncate) -> TruncatePlan:
+    """Errors: BadRequest, OutOfPages (the private page that replaces an immutable one)."""
+    if item.n > seq.length:
+        raise BadRequest("truncate keeps at most what there is", n=item.n, length=seq.length)
+    last, rows = divmod(item.n, pool.page_size)
+    kept = last + (rows > 0)
+    if last >= seq.published or not rows:
+        return TruncatePlan(kept, 0)
+    room = pool.room(floor_missing(pool, session)) + _given_back(pool, seq, kept)
+    cap = pool.config.session_cap_pages
+    if room < 1:
+        raise OutOfPages(need=1, available=max(0, room), never_fits=pool.pages.size < kept + 1)
+    charged_after = session.charged.get(pool.name, 0) - seq.charged + (kept - min(seq.shared, last))
+    if cap and charged_after > cap:
+        raise OutOfPages(need=1, available=0, never_fits=False)
+    return TruncatePlan(kept, rows)
+
+
+def _given_back(pool: Pool, seq: Sequence, kept: int) -> int:
+    """Pages that come free or fall idle when the table is cut to its first ``kept`` pages, the last of them immutable.
+
+    That last one stays held as the source of the rows: on the path if it is cached, by itself if it is a shadow.
+    """
+    states, extra = pool.pages.states, pool.pages.extra_holders
+    back = sum(1 for page in seq.pages[kept:] if states[page] != State.CACHED and page not in extra)
+    depth = kept if states[seq.pages[kept - 1]] == State.CACHED else kept - 1
+    if seq.depth > depth:
+        back += pool.tree.sole_pages(seq.node, seq.depth - depth)
+    if seq.source >= 0 and seq.depth <= seq.published and seq.source_node is None and seq.source not in extra:
+        back += 1
+    return back
+
+
+def plan_share(pool: Pool, session: Session[Sequence, object], seq: Sequence, item: Share) -> SharePlan:
+    """Errors: BadRequest, OutOfPages."""
+    at = seq.committed if item.at is None else item.at
+    if at > seq.committed:
+        raise BadRequest("a fork begins at a committed token", at=at, committed_tokens=seq.committed)
+    shared, rows = divmod(at, pool.page_size)
+    if rows and item.count:
+        require(pool, session, item.count, pool.room(floor_missing(pool, session)), pool.pages.size - shared - 1)
+    return SharePlan(at, shared, rows)

@@ -1,0 +1,279 @@
+"""One pool: tree, pages and order of eviction joined. The small moves that every command is made of.
+
+Nothing here plans: the callers have checked that there are pages enough. Every change of a page is written to
+``writes``, in the order in which it must reach the descriptor table.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+
+from radixkv.allocator.page_pool import PagePool
+from radixkv.allocator.page_states import Event, State
+from radixkv.commands import Assign, NamespaceRecord, Publish, Retire, Stamp, Write
+from radixkv.config import PoolConfig
+from radixkv.engine.namespaces import Namespace, Namespaces
+from radixkv.engine.sequence import Sequence
+from radixkv.engine.waiting import WaitingLine
+from radixkv.evictor.lru import LRU
+from radixkv.hashing import chain
+from radixkv.tree.node import Node, Root
+from radixkv.tree.prefix_tree import PrefixTree
+
+
+class Pool:
+    def __init__(self, config: PoolConfig) -> None:
+        self.config = config
+        self.name = config.name
+        self.page_size = config.spec.page_size
+        self.pages = PagePool(config.pages)
+        self.tree = PrefixTree(self.page_size)
+        self.order: LRU[Node] = LRU()
+        self.namespaces = Namespaces(config.namespaces)
+        self.sequences = 0
+        self.waiting = WaitingLine()
+        self.floors_missing = 0
+        """Pages that are missing to the sessions' floors, over all open sessions."""
+        self.retired: deque[tuple[Node, bool]] = deque()
+        """Nodes of invalidated trees to be looked at; True: its children have been."""
+        self.copying: dict[int, list[Sequence]] = {}
+        """Private pages that are the source of other sequences' copy_rows."""
+        self.stamp = 0
+        self.gained = False
+        """Pages have come free or fallen idle since the waiting line was last served."""
+        self.counters: Counter[str] = Counter()
+        self.writes: list[Write] = []
+
+    # -- how much there is --------------------------------------------------------------------------------------
+
+    def room(self, own_floor_missing: int) -> int:
+        """Pages free or evictable that the other sessions' floors leave to one whose own lacks so many."""
+        return self.pages.counts[State.FREE] + self.tree.idle_pages - (self.floors_missing - own_floor_missing)
+
+    # -- pages --------------------------------------------------------------------------------------------------
+
+    def take(self, count: int, owner: int, root: Root) -> array[int]:
+        """``count`` private pages for a sequence of ``owner``, evicting what is missing."""
+        missing = count - self.pages.counts[State.FREE]
+        if missing > 0:
+            self.evict(missing)
+        pages = self.pages.take(count)
+        if count:
+            self.writes.append(Assign(self.name, pages.tobytes(), owner, root.namespace, root.epoch))
+        return pages
+
+    def evict(self, count: int) -> None:
+        """Take exactly ``count`` idle pages from the tree, in the policy's order."""
+        gone = bytearray()
+        while count > 0:
+            leaf = self.order.front()
+            pages = self._trim(leaf, count)
+            gone += pages
+            count -= len(pages) // 4
+        self._evicted(bytes(gone))
+
+    def _trim(self, leaf: Node, count: int) -> bytes:
+        parent = leaf.parent
+        pages = self.tree.trim(leaf, count)
+        if leaf.parent is None:
+            self.order.remove(leaf)
+            if isinstance(parent, Root) and not parent.children:
+                self.namespaces.emptied(parent)
+        return pages
+
+    def _evicted(self, packed: bytes) -> None:
+        pages = array("i", packed)
+        self.pages.give(pages, State.CACHED, Event.EVICT)
+        self.counters["evicted_pages"] += len(pages)
+        self.writes.append(Retire(self.name, packed))
+
+    def drop(self, pages: list[int], state: State, quarantine: list[int] | None) -> None:
+        """One holder lets go of private or shadow pages; the last one sends them to the free list (or quarantine)."""
+        if self.pages.extra_holders:
+            pages = [page for page in pages if self.pages.drop(page)]
+        if not pages:
+            return
+        ids = array("i", pages)
+        if quarantine is None:
+            self.pages.give(ids, state, Event.RELEASE)
+            self.gained = True
+        else:
+            self.pages.move(ids, state, Event.QUARANTINE)
+            quarantine.extend(pages)
+        self.writes.append(Retire(self.name, ids.tobytes(), quarantine is not None))
+
+    def clear(self, pages: list[int]) -> None:
+        """Quarantined pages that nobody can write to any longer."""
+        packed = self.pages.give(pages, State.QUARANTINED, Event.CLEAR)
+        self.gained = True
+        self.writes.append(Retire(self.name, packed))
+
+    # -- paths --------------------------------------------------------------------------------------------------
+
+    def woken(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            self.order.remove(node)
+
+    def next_stamp(self) -> int:
+        self.stamp += 1
+        return self.stamp
+
+    def fallen_idle(self, nodes: list[Node], retired: bool) -> None:
+        """Nodes, leaf to root, whose last holder has let go under the current stamp."""
+        if not nodes:
+            return
+        for node in nodes:
+            self.order.add(node)
+        self.gained = True
+        packed = bytes(nodes[0].pages) if len(nodes) == 1 else b"".join([node.pages for node in nodes])
+        self.writes.append(Stamp(self.name, packed, self.stamp))
+        if retired:
+            self.retired.extend((node, False) for node in nodes)
+
+    def unpin(self, node: Node) -> None:
+        idle, root = self.tree.unpin(node, self.next_stamp())
+        self.fallen_idle(idle, root.retired)
+
+    def lift(self, seq: Sequence, depth: int) -> None:
+        """Shorten the sequence's pinned path to ``depth`` pages."""
+        if seq.depth > depth:
+            seq.node, idle = self.tree.lift(seq.node, seq.depth - depth, self.next_stamp())
+            seq.depth = depth
+            self.fallen_idle(idle, seq.root.retired)
+
+    # -- the source of copy_rows --------------------------------------------------------------------------------
+
+    def release_source(self, seq: Sequence, quarantine: list[int] | None = None) -> None:
+        """The rows have been copied, or never will be."""
+        source = seq.source
+        if source < 0:
+            return
+        seq.source = -1
+        if seq.source_node is not None:
+            self.unpin(seq.source_node)
+            seq.source_node = None
+        elif seq.depth > seq.published:
+            self.lift(seq, seq.published)
+        else:
+            sharers = self.copying.get(source)
+            if sharers is not None:
+                sharers.remove(seq)
+                if not sharers:
+                    del self.copying[source]
+            self.drop([source], State(self.pages.states[source]), quarantine)
+
+    def counts_hold_of(self, seq: Sequence) -> bool:
+        """Is a private page of this sequence, or one it copies from, held by count across sequences?"""
+        own_source = seq.source >= 0 and seq.depth <= seq.published and seq.source_node is None
+        return own_source or any(page in self.copying for page in seq.pages[seq.published :])
+
+    # -- the life of a sequence ---------------------------------------------------------------------------------
+
+    def opened(self, seq: Sequence) -> None:
+        self.sequences += 1
+        self.namespaces.of(seq.root).users += 1
+
+    def publish(self, seq: Sequence, full_pages: int) -> None:
+        """The first ``full_pages`` pages of the table are complete: into the tree, or shadows of what is there."""
+        if seq.root.retired:
+            self.release_source(seq)
+        first = seq.published
+        size = self.tree.page_token_bytes
+        tokens = bytes(seq.tokens[first * size : full_pages * size])
+        parent = seq.chain or self.chain_before(seq)
+        hashes = chain(parent, tokens, size)
+        shadows = full_pages - first if seq.root.retired else self._already_there(seq, tokens)
+        new = full_pages - first - shadows
+        if shadows:
+            pages = seq.pages[first : first + shadows]
+            self.pages.move(pages, State.PRIVATE, Event.SHADE)
+            seq.shadows.update(pages)
+            self.counters["shadow_pages"] += shadows
+            cut = shadows * 16
+            self.writes.append(Publish(self.name, pages.tobytes(), True, parent, hashes[:cut], tokens[: shadows * size]))
+            parent, hashes, tokens = hashes[cut - 16 : cut], hashes[cut:], tokens[shadows * size :]
+        if new:
+            pages = seq.pages[first + shadows : full_pages]
+            packed = pages.tobytes()
+            self.pages.move(pages, State.PRIVATE, Event.PUBLISH)
+            seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
+            seq.depth = full_pages
+            self.counters["committed_pages"] += new
+            self.writes.append(Publish(self.name, packed, False, parent, hashes, tokens))
+            if self.copying:
+                self._sources_published(pages, seq.node)
+        seq.published = full_pages
+        seq.chain = hashes[-16:] if new else parent
+
+    def _already_there(self, seq: Sequence, tokens: bytes) -> int:
+        """How many of the pages with these tokens, behind the published ones, the tree has; the path grows over them.
+
+        A path one page longer than the published pages ends with the source of copy_rows; if that is the same page, as
+        after the last token of a fully cached prompt, it stays pinned and nothing is split.
+        """
+        size = self.tree.page_token_bytes
+        there = 0
+        if seq.depth > seq.published:
+            seq.source = -1
+            if seq.node.tokens.endswith(tokens[:size]):
+                there = 1
+            else:
+                self.lift(seq, seq.published)
+        match = self.tree.match(seq.node, tokens, there * size)
+        if match.pages:
+            seq.node, woken = self.tree.pin(match, above=seq.node)
+            self.woken(woken)
+            seq.depth += match.pages
+        return there + match.pages
+
+    def _sources_published(self, pages: array[int], node: Node) -> None:
+        """Others still copy rows from pages that have just entered the tree: from now on they hold them there."""
+        for page in pages:
+            for sharer in self.copying.pop(page, ()):
+                self.tree.hold(node)
+                sharer.source_node = node
+                self.pages.drop(page)
+
+    def chain_before(self, seq: Sequence) -> bytes:
+        """Chain hash of the last published page."""
+        if seq.depth >= seq.published:
+            return self.tree.chain_hash(seq.node, seq.depth - seq.published)
+        tokens = bytes(seq.tokens[: seq.published * self.tree.page_token_bytes])
+        return chain(seq.root.chain_seed, tokens, self.tree.page_token_bytes)[-16:]
+
+    def close(self, seq: Sequence, quarantine: list[int] | None = None) -> None:
+        """The sequence is over. Cached pages stay cached; its own go back, or into quarantine."""
+        self.release_source(seq, quarantine)
+        self.drop(seq.pages[seq.published :].tolist(), State.PRIVATE, quarantine)
+        if seq.shadows:
+            self.drop(list(seq.shadows), State.SHADOW, quarantine)
+        if seq.depth:
+            self.unpin(seq.node)
+        self.sequences -= 1
+        namespace = self.namespaces.of(seq.root)
+        namespace.users -= 1
+        self.namespaces.note(namespace)
+
+    # -- invalidation -------------------------------------------------------------------------------------------
+
+    def invalidate(self, namespace: Namespace) -> None:
+        old = self.namespaces.renew(namespace)
+        self.retired.append((old, False))
+        self.gained = True
+        self.writes.append(NamespaceRecord(self.name, namespace.id, namespace.root.epoch, namespace.canonical))
+
+    def reclaim(self, budget: int) -> None:
+        """Take idle nodes of invalidated trees out, children first, looking at no more than ``budget`` nodes."""
+        gone = bytearray()
+        while self.retired and budget > 0:
+            budget -= 1
+            node, descended = self.retired.pop()
+            if node.children and not descended:
+                self.retired.append((node, True))
+                self.retired.extend((child, False) for child in node.children.values())
+            elif node.parent is not None and node.holders == 0 and not node.children:
+                gone += self._trim(node, node.page_count)
+        if gone:
+            self._evicted(bytes(gone))
+            self.gained = True

@@ -1,0 +1,48 @@
+"""The state in numbers, as ``stats()`` shows it. Every number is a counter that ``invariants.py`` recounts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from radixkv.allocator.page_states import State
+
+if TYPE_CHECKING:
+    from radixkv.engine.engine import Engine
+    from radixkv.engine.pool import Pool
+
+COUNTERS = (
+    "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
+)  # fmt: skip
+
+
+def snapshot(engine: Engine) -> dict[str, Any]:
+    counters = {name: sum(pool.counters[name] for pool in engine.pools.values()) for name in COUNTERS}
+    counters["splits"] = sum(pool.tree.splits for pool in engine.pools.values())
+    counters["merges"] = sum(pool.tree.merges for pool in engine.pools.values())
+    for name in ("requests", "refused_requests", "repeated_requests", "granted_after_waiting", "revoked_sessions",
+                 "handoffs_expired", "unknown_copies"):  # fmt: skip
+        counters[name] = engine.counters[name]
+    return {
+        "boot_id": engine.boot_id,
+        "cache_id": engine.cache_id,
+        "draining": engine.draining,
+        "pools": {name: _pool(pool) for name, pool in engine.pools.items()},
+        "sessions": len(engine.sessions),
+        "in_transit": len(engine.transit),
+        "queued": sum(len(pool.waiting) for pool in engine.pools.values()),
+        "counters": counters,
+    }
+
+
+def _pool(pool: Pool) -> dict[str, Any]:
+    return {
+        "total_pages": pool.pages.size,
+        "pages": {state.name.lower(): pool.pages.counts[state] for state in State},
+        "host_pages": {state.name.lower(): 0 for state in State},
+        "evictable_pages": pool.tree.idle_pages,
+        "sequences": pool.sequences,
+        "nodes": pool.tree.nodes,
+        "namespaces": len(pool.namespaces),
+        "page_size": pool.page_size,
+        "page_bytes": pool.config.spec.page_bytes,
+    }

@@ -1,0 +1,56 @@
+"""The line of reserves that wait for pages: first in, first out, holding nothing."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from typing import NamedTuple
+
+from radixkv.commands import Reserve
+
+
+class Waiting(NamedTuple):
+    session: int
+    request: int
+    body: Reserve
+    since: float
+    until: float
+    """Both monotonic seconds."""
+
+
+class WaitingLine:
+    def __init__(self) -> None:
+        self._line: OrderedDict[tuple[int, int], Waiting] = OrderedDict()
+        self._ends: list[tuple[float, int, int]] = []
+        """Heap of (until, session, request); those that have left the line are skipped."""
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def all(self) -> list[Waiting]:
+        return list(self._line.values())
+
+    def join(self, waiting: Waiting) -> None:
+        self._line[waiting.session, waiting.request] = waiting
+        heapq.heappush(self._ends, (waiting.until, waiting.session, waiting.request))
+
+    def leave(self, session: int, request: int) -> Waiting | None:
+        return self._line.pop((session, request), None)
+
+    def first(self) -> Waiting:
+        return next(iter(self._line.values()))
+
+    def next_end(self) -> float | None:
+        """When the first of those that wait gives up."""
+        ends = self._ends
+        while ends and ends[0][1:] not in self._line:
+            heapq.heappop(ends)
+        return ends[0][0] if ends else None
+
+    def overdue(self, now: float) -> list[Waiting]:
+        """Take out all whose time is over."""
+        out = []
+        while (end := self.next_end()) is not None and end <= now:
+            _, session, request = heapq.heappop(self._ends)
+            out.append(self._line.pop((session, request)))
+        return out

@@ -1,0 +1,57 @@
+"""Requests act once: the last replies of a session, kept so that a repeat gets the same answer.
+
+The window slides like an anti-replay window of IPsec (RFC 4303): ids far behind the newest are refused, because
+whether they were executed is no longer known; ids may overtake each other within it, since one session sends from
+several sockets.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from radixkv.errors import BadRequest
+
+R = TypeVar("R")
+
+SPAN = 1024
+"""How far behind the newest id a request may arrive and still be executed."""
+
+
+class ReplyWindow(Generic[R]):
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._replies: dict[int, R] = {}
+        self._newest = 0
+        self._seen = 0
+        """Bit i: id newest - i has been taken in."""
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def span_used(self) -> int:
+        """How far back the window reaches now, in ids."""
+        return self._seen.bit_length()
+
+    def admit(self, request: int) -> R | None:
+        """None: new, execute it. Otherwise the reply it got already.
+
+        Errors: BadRequest when it is a repeat whose reply is no longer kept, or too old to know.
+        """
+        kept = self._replies.get(request)
+        if kept is not None:
+            return kept
+        behind = self._newest - request
+        if behind < 0:
+            self._seen = ((self._seen << -behind) & ((1 << SPAN) - 1)) | 1 if -behind < SPAN else 1
+            self._newest = request
+        elif behind >= SPAN or self._seen >> behind & 1:
+            raise BadRequest("this request id is too old: its reply is no longer kept", id=request, newest=self._newest)
+        else:
+            self._seen |= 1 << behind
+        return None
+
+    def keep(self, request: int, reply: R) -> None:
+        replies = self._replies
+        replies[request] = reply
+        if len(replies) > self._keep:
+            del replies[next(iter(replies))]

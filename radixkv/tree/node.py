@@ -1,0 +1,70 @@
+"""One edge of the radix tree with the node at its end: a run of full pages that follow one another.
+
+Tokens, page ids and chain hashes are packed and run in parallel: no object and no dict entry per page. They begin as
+``bytes`` (a one-page node shares its tokens with its key in the parent) and become ``bytearray`` when they first grow
+or shrink, so that appending and trimming cost what is appended or trimmed.
+"""
+
+from __future__ import annotations
+
+from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
+
+Packed = bytes | bytearray
+
+
+class Node:
+    """``holders`` counts the sequences whose pinned path contains this node: 0 means evictable.
+
+    ``stamp`` is the order in which its last holder let go. ``children`` is None for a leaf; keys are the tokens of a
+    child's first page. ``parent`` is None for a root and for a node that has left the tree.
+    """
+
+    __slots__ = ("children", "hashes", "holders", "pages", "parent", "stamp", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: Packed, pages: Packed, hashes: Packed) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.hashes = hashes
+        self.children: dict[bytes, Node] | None = None
+        self.holders = 0
+        self.stamp = 0
+
+    @property
+    def page_count(self) -> int:
+        return len(self.pages) // PAGE_ID_BYTES
+
+    def append(self, tokens: Packed, pages: Packed, hashes: Packed) -> None:
+        if isinstance(self.tokens, bytes):
+            self._thaw()
+        self.tokens += tokens
+        self.pages += pages
+        self.hashes += hashes
+
+    def cut_tail(self, pages: int, page_token_bytes: int) -> bytes:
+        """Forget the last ``pages`` pages and return their packed ids."""
+        if isinstance(self.tokens, bytes):
+            self._thaw()
+        gone = bytes(self.pages[-pages * PAGE_ID_BYTES :])
+        del self.tokens[-pages * page_token_bytes :]  # type: ignore[union-attr]
+        del self.pages[-pages * PAGE_ID_BYTES :]  # type: ignore[union-attr]
+        del self.hashes[-pages * HASH_BYTES :]  # type: ignore[union-attr]
+        return gone
+
+    def _thaw(self) -> None:
+        self.tokens = bytearray(self.tokens)
+        self.pages = bytearray(self.pages)
+        self.hashes = bytearray(self.hashes)
+
+
+class Root(Node):
+    """Where a namespace's first pages hang. Retired by ``invalidate``: nothing is matched below it any more."""
+
+    __slots__ = ("chain_seed", "epoch", "namespace", "retired")
+
+    def __init__(self, namespace: int, epoch: int, chain_seed: bytes) -> None:
+        super().__init__(None, b"", b"", b"")
+        self.namespace = namespace
+        self.epoch = epoch
+        self.chain_seed = chain_seed
+        self.retired = False

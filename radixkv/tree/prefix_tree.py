@@ -1,0 +1,261 @@
+"""The token-hash radix tree: compressed edges of full pages, holders counted per node.
+
+Pages ``a b c d``, a letter a page. Before and after (``*`` marks a holder's end of path)::
+
+    insert abcd          root ── abcd*
+
+    reserve abx          root ── ab*  ── cd        split at the pin point: the tail keeps its object, its place in
+                                                  the order of eviction and its holders; the head is new and pinned
+    commit abx           root ── ab   ┬─ cd
+                                      └─ x*
+
+    commit abxy          root ── ab   ┬─ cd        in place: the leaf has one holder, and that is who appends
+                                      └─ xy*
+
+    free, evict 3        root ── ab                leaf first, oldest release first, tail pages first
+
+    merge                root ── ab ── xy          an only child with the same stamp melts into its parent when
+                         root ── abxy              both have just been let go together
+
+Who holds what: ``pin`` and ``unpin`` walk from a node to its root. A node without holders has no held descendants,
+so all its pages can be evicted. ``idle_pages`` counts them. The tree knows nothing of eviction order: it returns the
+nodes that fell idle (leaf to root) or woke up, and the caller keeps the order.
+
+Exact page-granular LRU rests on four rules, see ``evictor/lru.py``.
+"""
+
+from __future__ import annotations
+
+from radixkv.errors import BrokenInvariant
+from radixkv.hashing import last
+from radixkv.tree.node import Node, Packed, Root
+from radixkv.tree.walk import Match, walk
+from radixkv.types import HASH_BYTES, PAGE_ID_BYTES, TOKEN_BYTES
+
+MERGE_FANOUT = 16
+"""A node with more children is not merged into its parent: all of them would have to be told."""
+
+
+class PrefixTree:
+    """All namespaces' trees of one pool, with their common counts."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_token_bytes = page_size * TOKEN_BYTES
+        self.nodes = 0
+        self.cached_pages = 0
+        self.idle_pages = 0
+        self.splits = 0
+        self.merges = 0
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def match(self, start: Node, tokens: Packed, offset: int = 0, end: int | None = None) -> Match:
+        """How far ``tokens[offset:end]`` (bytes) agrees with what hangs below ``start``. Changes nothing."""
+        return walk(start, tokens, offset, len(tokens) if end is None else end, self.page_token_bytes)
+
+    def idle_on_path(self, match: Match) -> int:
+        """Pages of a matched path that nobody holds now: pinning it takes them from what can be evicted."""
+        node, idle = match.node, 0
+        if match.inside is not None and match.inside.holders == 0:
+            idle = match.inside_pages
+        while node.holders == 0 and node.parent is not None:
+            idle += node.page_count
+            node = node.parent
+        return idle
+
+    def sole_pages(self, node: Node, pages: int) -> int:
+        """How many of the deepest ``pages`` pages of a held path have one holder only: lifting would free them."""
+        sole = 0
+        while pages > 0:
+            here = min(pages, node.page_count)
+            if node.holders == 1:
+                sole += here
+            pages -= here
+            node = _above(node)
+        return sole
+
+    def chain_hash(self, node: Node, back: int) -> bytes:
+        """Chain hash ``back`` pages before the end of the path that ends in ``node``."""
+        while back >= node.page_count and node.parent is not None:
+            back -= node.page_count
+            node = node.parent
+        if isinstance(node, Root):
+            return node.chain_seed
+        if back == 0:
+            return last(node.hashes)
+        return bytes(node.hashes[-(back + 1) * HASH_BYTES : -back * HASH_BYTES])
+
+    def path_pages(self, node: Node) -> bytes:
+        """Packed page ids of the path from the root to the end of ``node``."""
+        parts = []
+        while node.parent is not None:
+            parts.append(node.pages)
+            node = node.parent
+        return b"".join(reversed(parts))
+
+    # -- holding ------------------------------------------------------------------------------------------------
+
+    def pin(self, match: Match, above: Node | None = None) -> tuple[Node, list[Node]]:
+        """Hold the matched path, from below ``above`` (held already) or from the root.
+
+        Returns its last node (split off where needed) and the nodes that were idle.
+        """
+        node = match.node
+        if match.inside is not None:
+            node = self._split(match.inside, match.inside_pages)
+            if node.holders == 0:
+                self.idle_pages -= node.page_count
+                node.holders = 1
+                return node, self.hold(_above(node), above=above)
+        return node, self.hold(node, above=above)
+
+    def hold(self, node: Node, times: int = 1, above: Node | None = None) -> list[Node]:
+        """Count ``times`` more holders on the path that ends in ``node`` and begins below ``above`` (or a root).
+
+        Returns the nodes that were idle.
+        """
+        woken = []
+        while node is not above and node.parent is not None:
+            if node.holders == 0:
+                self.idle_pages -= len(node.pages) // PAGE_ID_BYTES
+                woken.append(node)
+            node.holders += times
+            node = node.parent
+        return woken
+
+    def unpin(self, node: Node, stamp: int) -> tuple[list[Node], Root]:
+        """Let go of the path that ends in ``node``. Returns what fell idle, leaf to root, and the root."""
+        idle = []
+        while node.parent is not None:
+            holders = node.holders - 1
+            if holders <= 0:
+                if holders < 0:
+                    raise BrokenInvariant("I3", "a path was let go more often than it was held")
+                node.stamp = stamp
+                self.idle_pages += len(node.pages) // PAGE_ID_BYTES
+                idle.append(node)
+            node.holders = holders
+            node = node.parent
+        if len(idle) > 1:
+            idle = self._merge(idle)
+        assert isinstance(node, Root)
+        return idle, node
+
+    def lift(self, node: Node, back: int, stamp: int) -> tuple[Node, list[Node]]:
+        """Shorten a held path by its last ``back`` pages. Returns the new last node and what fell idle."""
+        idle = []
+        while back > 0:
+            pages = node.page_count
+            upper = self._split(node, pages - back) if back < pages else _above(node)
+            back -= min(back, pages)
+            node.holders -= 1
+            if node.holders == 0:
+                node.stamp = stamp
+                self.idle_pages += node.page_count
+                idle.append(node)
+            node = upper
+        return node, idle
+
+    def node_at(self, node: Node, back: int) -> Node:
+        """The node that ends ``back`` pages before the end of a held path, split off where needed."""
+        while back > 0:
+            pages = node.page_count
+            if back < pages:
+                return self._split(node, pages - back)
+            back -= pages
+            node = _above(node)
+        return node
+
+    # -- growing and shrinking ----------------------------------------------------------------------------------
+
+    def grow(self, node: Node, tokens: Packed, pages: Packed, hashes: Packed) -> Node:
+        """Add pages at the end of a held path that no child continues in the same way.
+
+        The holder of the path (exactly one of those who hold ``node``) holds the new pages too. Returns the last node.
+        """
+        self.cached_pages += len(pages) // PAGE_ID_BYTES
+        if node.holders == 1 and not node.children and node.parent is not None:
+            node.append(tokens, pages, hashes)
+            return node
+        child = Node(node, bytes(tokens), bytes(pages), bytes(hashes))
+        child.holders = 1
+        self._hang(node, child)
+        self.nodes += 1
+        return child
+
+    def trim(self, leaf: Node, pages: int) -> bytes:
+        """Take up to ``pages`` pages from the tail of an idle leaf; an empty leaf leaves the tree."""
+        if leaf.holders or leaf.children:
+            raise BrokenInvariant("I7", "only a leaf that nobody holds can be evicted")
+        have = leaf.page_count
+        taken = min(have, pages)
+        self.cached_pages -= taken
+        self.idle_pages -= taken
+        if taken < have:
+            return leaf.cut_tail(taken, self.page_token_bytes)
+        gone = bytes(leaf.pages)
+        self._unhang(leaf)
+        self.nodes -= 1
+        return gone
+
+    # -- the shape ----------------------------------------------------------------------------------------------
+
+    def _hang(self, parent: Node, child: Node) -> None:
+        size = self.page_token_bytes
+        key = child.tokens if len(child.tokens) == size and isinstance(child.tokens, bytes) else child.tokens[:size]
+        if parent.children is None:
+            parent.children = {}
+        parent.children[bytes(key)] = child
+
+    def _unhang(self, node: Node) -> None:
+        parent = _above(node)
+        assert parent.children is not None
+        del parent.children[bytes(node.tokens[: self.page_token_bytes])]
+        if not parent.children:
+            parent.children = None
+        node.parent = None
+
+    def _split(self, node: Node, pages: int) -> Node:
+        """Cut ``node`` after its first ``pages`` pages. The tail stays this object; returns the new head."""
+        tokens, ids, hashes = pages * self.page_token_bytes, pages * PAGE_ID_BYTES, pages * HASH_BYTES
+        parent = _above(node)
+        head = Node(parent, bytes(node.tokens[:tokens]), bytes(node.pages[:ids]), bytes(node.hashes[:hashes]))
+        head.holders = node.holders
+        head.stamp = node.stamp
+        self._hang(parent, head)
+        node.tokens = bytes(node.tokens[tokens:])
+        node.pages = bytes(node.pages[ids:])
+        node.hashes = bytes(node.hashes[hashes:])
+        node.parent = head
+        self._hang(head, node)
+        self.nodes += 1
+        self.splits += 1
+        return head
+
+    def _merge(self, idle: list[Node]) -> list[Node]:
+        """Melt only children into their parents within a chain, leaf to root, that fell idle under one stamp."""
+        kept = []
+        child = idle[0]
+        for parent in idle[1:]:
+            siblings = parent.children
+            grandchildren = child.children
+            if siblings is None or len(siblings) != 1 or (grandchildren and len(grandchildren) > MERGE_FANOUT):
+                kept.append(child)
+            else:
+                parent.append(child.tokens, child.pages, child.hashes)
+                parent.children = grandchildren
+                for grandchild in (grandchildren or {}).values():
+                    grandchild.parent = parent
+                child.parent = None
+                child.children = None
+                self.nodes -= 1
+                self.merges += 1
+            child = parent
+        kept.append(child)
+        return kept
+
+
+def _above(node: Node) -> Node:
+    if node.parent is None:
+        raise BrokenInvariant("I9", "a path is shorter than its holder believes")
+    return node.parent
