@@ -28,19 +28,23 @@ app = App(
     name="radixkv",
     help="A daemon that owns the KV-cache pages of this machine; workers share them by prefix.",
     version=VERSION,
-    help_format="plaintext",
+    help_format="markdown",
     suppress_keyboard_interrupt=False,
 )
 
 COMMANDS = ("serve", "demo", "stat", "plan", "doctor", "model", "completion")
-for command in COMMANDS:
-    app.command(f"radixkv.cli.{command}:{command}", name=command)
+for place, command in enumerate(COMMANDS):
+    app.command(f"radixkv.cli.{command}:{command}", name=command, sort_key=place)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command; the exit code. ``arguments``: those after the program's name, None: the process's own."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if not given or given[0] in ("--help", "-h"):
+        for command in COMMANDS:
+            _ = app[command]  # loads it, so that the overview can say what it does
     try:
-        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        code = app(given, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except ConfigError as error:
         return _fail(str(error), 2)

@@ -6,7 +6,10 @@ from typing import Literal
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
-    """Print the completion script of a shell, as in: eval "$(radixkv completion bash)"."""
+    """Print a shell's completion script.
+
+    Use it as in: eval "$(radixkv completion bash)"
+    """
     from radixkv.cli.app import app
 
     print(app.generate_completion(shell=shell))

@@ -1,1 +1,30 @@
-"""``radixkv demo``: its flags; what it does is ``radixkv.demo``."""
+"""``radixkv demo``: its flags; what is shown is ``radixkv.demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from radixkv.cli.flags import JsonFlag
+
+
+def demo(
+    *,
+    document: Annotated[Path | None, Parameter(help="a text file, instead of the one in examples/")] = None,
+    question: Annotated[
+        tuple[str, ...],
+        Parameter(help="what to ask about it; may be repeated", metavar="TEXT", negative="", show_default=False),
+    ] = (),
+    as_json: JsonFlag = False,
+) -> int:
+    """Show it at work: several processes answer questions about one document.
+
+    They share the document's KV cache. Starts a daemon of its own and worker processes, fetches the model if need be,
+    kills a worker in the middle of an answer, and prints what was shared and saved. Exit code 1 unless all went as it
+    should.
+    """
+    from radixkv import demo as shown
+
+    return shown.run(document=document, questions=question, as_json=as_json)

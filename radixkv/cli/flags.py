@@ -31,6 +31,14 @@ def switch(meaning: str) -> Parameter:
 
 JsonFlag = Annotated[bool, Parameter(name="json", help="print one JSON object", negative="", show_default=False)]
 
+EndpointFlag = Annotated[
+    str | None,
+    Parameter(
+        help="where the daemon is, ipc://PATH [default: $RADIXKV_ENDPOINT, else the user's runtime directory]",
+        metavar="ADDRESS",
+    ),
+]
+
 
 def given(flags: object) -> dict[str, str]:
     """The flags that were written on the command line, by name."""

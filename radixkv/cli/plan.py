@@ -36,9 +36,10 @@ def plan(
     room: RoomFlags = RoomFlags(),
     as_json: JsonFlag = False,
 ) -> int:
-    """Say how much memory a model's KV cache takes, from its config.json or from flags (flags win).
+    """Say how much memory a model's KV cache takes.
 
-    Without either, the default pool is planned (SmolLM2-135M in float32).
+    The model is described by its config.json, by flags, or by both: flags win. Without either, the default pool is
+    planned (SmolLM2-135M in float32).
     """
     chosen = spec_of(config, given(spec))
     figures = plan_of(chosen, pages_of(chosen, room))

@@ -20,6 +20,7 @@ from radixkv.cli.keys import TABLES, unknown
 from radixkv.cli.values import read, refuse
 from radixkv.config import Config, Limits, PoolConfig, ServerConfig
 from radixkv.errors import ConfigError
+from radixkv.ipc import endpoint
 
 SYSTEM_FILE = Path("/etc/radixkv.toml")
 PREFIX = "RADIXKV_"
@@ -138,10 +139,18 @@ def merge(sources: Sequence[Source]) -> Config:
 def _of(table: str, values: Mapping[str, object]) -> dict[str, Any]:
     """The arguments of one dataclass; it checks the values itself."""
     chosen = {key: read(key, value) for key, value in values.items() if key.startswith(f"{table}.")}
-    endpoint = chosen.get("server.endpoint", "")
-    if not isinstance(endpoint, str) or (endpoint and not endpoint.startswith("ipc:///")):
-        raise refuse("server.endpoint", endpoint, "ipc:// and an absolute path, as in ipc:///run/radixkv/radixkv.sock")
+    if "server.endpoint" in chosen:
+        _check_endpoint(chosen["server.endpoint"])
     return {key.partition(".")[2]: value for key, value in chosen.items()}
+
+
+def _check_endpoint(value: object) -> None:
+    if not isinstance(value, str):
+        raise refuse("server.endpoint", value, "ipc:// and an absolute path")
+    try:
+        endpoint.resolve(value, {})
+    except ConfigError as error:
+        raise ConfigError(f"server.{error.message}") from None
 
 
 def _with_origin(error: ConfigError, names: Mapping[str, str]) -> ConfigError:
