@@ -21,7 +21,7 @@ from bench.rows import Row
 from bench.stopwatch import Summary, summarize
 
 SLICES = {"W3": (5, 60), "W4": (5, 60), "W4b": (10, 200)}
-"""Admissions of one slice: unmeasured ones, which warm the caches that another worker has cooled, then measured ones."""
+"""Admissions of one slice: unmeasured ones, to warm the caches that another worker has cooled, then measured ones."""
 
 
 class PeerFailed(Exception):

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo 1.6.1: RadixTree of its router, in Rust. It indexes what workers report and has no pages, counts or LRU.
+"""NVIDIA Dynamo 1.6.1: RadixTree of its router, in Rust. It indexes what workers report: no pages, no counts, no LRU.
 
 An admission is the hashes of the prompt's blocks, find_matches, and the events that tell what the worker stored and
 (W4, W4b) dropped. The worker's own part (its block hashes, the event's JSON, the choice of what to drop: the oldest

@@ -17,7 +17,7 @@ from unittest.mock import MagicMock
 
 
 class _Empty(ModuleType):
-    __path__: list[str] = []
+    __path__ = []  # noqa: RUF012 (a package, to the import system)
     __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""One peer in its own process: builds its state, then does as many admissions as it is told, and says how long each took.
+"""One peer in its own process: builds its state, then does admissions as it is told and says how long each took.
 
 Line by line on stdin and stdout::
 

@@ -1,0 +1,153 @@
+"""Inputs for the kernels, hostile on purpose, and one independent answer: shared by their tests and ``bench.gpu``.
+
+A case has a whole arena (three layers, padded pages, made from the layout descriptor) full of garbage, in which only
+the valid tokens of the middle layer are written. Entries of the page table behind a row's length point nowhere or at
+pages of garbage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixkv.config import KVSpec, Layout
+from radixkv.kernels import LayerPages, arena_view
+
+LAYERS, LAYER = 3, 1
+NAN, INF = math.nan, math.inf
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+"""Absolute and relative, on outputs of unit-variance inputs: a few roundings of the dtype itself."""
+NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``spare_entries``: page-table entries beyond the longest row; ``shared``: rows begin with the same pages."""
+
+    lengths: Sequence[int]
+    query_heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    dtype: torch.dtype = torch.float32
+    spare_entries: int = 1
+    shared: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(KVSpec(LAYERS, self.kv_heads, self.head_dim, NAMES[self.dtype], self.page_size))
+
+
+@dataclass(frozen=True)
+class Case:
+    """``keys`` and ``values``: one dense tensor a row, [length, kv_heads, head_dim], what the pages of it hold."""
+
+    arena: Tensor
+    q: Tensor
+    page_table: Tensor
+    lengths: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    @property
+    def pages(self) -> LayerPages:
+        return LayerPages(self.arena[:, LAYER, 0], self.arena[:, LAYER, 1])
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What ``decode_attention`` takes."""
+        return self.q, *self.pages, self.page_table, self.lengths
+
+
+def make_case(shape: Shape, seed: int = 0, fill: float = NAN, padding: int = -1, device: str = "cpu") -> Case:
+    """The same tokens in the same pages for one seed, whatever surrounds them: ``fill`` in memory, ``padding`` ids."""
+    draw, shuffle = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    size = shape.page_size
+    used = [-(-length // size) for length in shape.lengths]
+    width = max(used, default=0) + shape.spare_entries
+    pool = sum(used) + 2
+    order = torch.randperm(pool, generator=shuffle).tolist()
+    table = torch.full((len(used), width), padding, dtype=torch.int32)
+    for row, count in enumerate(used):
+        for entry in range(count):
+            table[row, entry] = order.pop()
+    if shape.shared and used:
+        common = min(shape.lengths) // size
+        table[:, :common] = table[0, :common].clone()
+    table = table.to(device)
+
+    arena = empty_arena(shape.layout, pool, fill, device)
+    keys, values = [], []
+    for row, length in enumerate(shape.lengths):
+        token = torch.arange(length, device=device)
+        place = (table[row, token // size].long(), LAYER)
+        for kind, dense in ((0, keys), (1, values)):
+            drawn = torch.randn((length, shape.kv_heads, shape.head_dim), generator=draw)
+            arena[(*place, kind, token % size)] = drawn.to(device, shape.dtype)
+            dense.append(drawn)
+    for row, length in enumerate(shape.lengths):  # rows that share pages: the last one written is what they hold
+        token = torch.arange(length, device=device)
+        page = table[row, token // size].long()
+        keys[row] = arena[page, LAYER, 0, token % size]
+        values[row] = arena[page, LAYER, 1, token % size]
+    q = torch.randn((len(used), shape.query_heads, shape.head_dim), generator=draw).to(device, shape.dtype)
+    lengths = torch.tensor(list(shape.lengths), dtype=torch.int32, device=device)
+    return Case(arena, q, table, lengths, keys, values)
+
+
+def empty_arena(layout: Layout, pages: int, fill: float, device: str = "cpu") -> Tensor:
+    """[pages, layers, 2, page_size, kv_heads, head_dim] in memory that is all ``fill``, the gaps between pages too."""
+    dtype = next(dtype for dtype, name in NAMES.items() if name == layout.dtype)
+    memory = torch.full((pages * layout.page_stride,), fill, dtype=dtype, device=device)
+    return arena_view(memory.view(torch.uint8), layout, pages)
+
+
+def naive_attention(case: Case, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """(out, lse) in float64 by the definition, row by row and head by head from the dense keys and values."""
+    batch, heads, dim = case.q.shape
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    out = torch.zeros((batch, heads, dim), dtype=torch.float64)
+    lse = torch.full((batch, heads), -INF, dtype=torch.float64)
+    for row in range(batch):
+        keys, values = case.keys[row].double().cpu(), case.values[row].double().cpu()
+        group = heads // case.pages.keys.shape[2]
+        for head in range(heads if len(keys) else 0):
+            scores = (keys[:, head // group] * case.q[row, head].double().cpu()).sum(-1) * scale
+            weights = (scores - scores.max()).exp()
+            out[row, head] = (weights[:, None] * values[:, head // group]).sum(0) / weights.sum()
+            lse[row, head] = scores.max() + weights.sum().log()
+    return out, lse
+
+
+def assert_near(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
+    """Outputs within the tolerance of the dtype; the log-sum-exp, always float32, within that of float32."""
+    for name, mine, right, kind in (("out", got[0], want[0], dtype), ("lse", got[1], want[1], torch.float32)):
+        bound = TOLERANCE[kind]
+        torch.testing.assert_close(
+            mine.double().cpu(), right.double().cpu(), rtol=bound, atol=bound, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def sparse_arena(dtype: torch.dtype, kv_heads: int = 1) -> Tensor:
+    """Pages 2**20 elements apart, the last one beyond 2**31 elements, in memory of which only what is touched exists."""
+    stride, pages = 2**20, 2**11 + 2
+    plain = Layout.of(KVSpec(1, kv_heads, 64, NAMES[dtype], 16))
+    file = os.memfd_create("sparse")
+    try:
+        os.ftruncate(file, pages * stride * dtype.itemsize)
+        memory = mmap.mmap(file, 0)
+    finally:
+        os.close(file)
+    return arena_view(memory, dataclasses.replace(plain, page_stride=stride), pages)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """What two tensors must have in common to be the same bit for bit, NaN included."""
+    return tensor.contiguous().view(torch.uint8)

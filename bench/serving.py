@@ -1,0 +1,46 @@
+"""A real daemon in a process of its own, at a private endpoint, for as long as a ``with`` block."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SMALL_POOL = "name=default,layers=1,kv_heads=1,head_dim=64,dtype=float16,page_size=16,pages=16384"
+"""64 MiB: pages of 4 KiB, so that the arena does not matter where it is not what is measured."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """``start_s``: from exec to the ready line."""
+
+    endpoint: str
+    pid: int
+    start_s: float
+
+
+@contextmanager
+def serving(flags: Sequence[str] = ()) -> Iterator[Serving]:
+    """``radixkv serve`` with these flags. It is asked to drain at the end and must end by itself."""
+    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:
+        endpoint = f"ipc://{Path(folder, 'radixkv.sock')}"
+        command = [sys.executable, "-m", "radixkv", "serve", "--endpoint", endpoint, *flags]
+        begin = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            start_s = time.monotonic() - begin
+            if not line:
+                raise RuntimeError(f"the daemon ended with {process.wait()} before it was ready")
+            ready = json.loads(line)
+            yield Serving(ready["endpoint"], ready["pid"], start_s)
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
