@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from radixkv.errors import RadixKVError
+
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Wait = Annotated[float, Meta(ge=0.0, le=86400.0)]
 Ticket = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -209,6 +211,10 @@ class Failure(Struct, array_like=True, frozen=True, tag="error"):
     details: dict[str, int | float | str | bool] = {}
 
 
+def failure(error: RadixKVError) -> Failure:
+    return Failure(error.code, error.message, error.details)
+
+
 class Reserved(Struct, array_like=True, frozen=True, tag="reserved"):
     page_table: bytes
     cached_tokens: int
@@ -225,7 +231,7 @@ class Truncated(Struct, array_like=True, frozen=True, tag="truncated"):
 
 
 class Shared(Struct, array_like=True, frozen=True, tag="shared"):
-    """Children share the parent's first ``shared_pages`` pages; ``tails``: one own page a child, if at is inside one."""
+    """Children share the parent's first ``shared_pages`` pages; ``tails``: an own page a child, if at is inside one."""
 
     at: int
     shared_pages: int

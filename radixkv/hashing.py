@@ -1,8 +1,9 @@
 """Chain hashes: the identity of a page in events, lower tiers and remote stores. A match never rests on them.
 
 The chain of a page is xxh3_128 over (parent's chain hash, the page's tokens). The namespace enters as the chain's
-root: the hash of its canonical bytes and number of invalidations stands where a first page's parent hash would be. The idea of naming a
-block by a hash chain over its prefix is vLLM's and Dynamo's; comparing tokens instead of trusting it is not.
+root: the hash of its canonical bytes and its number of invalidations stands where a first page's parent hash would
+be. The idea of naming a block by a hash chain over its prefix is vLLM's and Dynamo's; comparing tokens instead of
+trusting it is not.
 """
 
 from __future__ import annotations

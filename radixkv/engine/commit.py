@@ -14,7 +14,7 @@ from radixkv.types import PAGE_ID_BYTES, TOKEN_BYTES
 def do_reserve(pool: Pool, session: int, root: Root, body: Reserve, plan: ReservePlan) -> tuple[Sequence, Reserved]:
     node, woken = pool.tree.pin(plan.match)
     pool.woken(woken)
-    seq = Sequence(pool.name, body.seq, session, root, node, body.tokens)
+    seq = Sequence((pool.name, session, body.seq), root, node, body.tokens)
     seq.depth = plan.match.pages
     seq.shared = seq.published = plan.shared
     seq.cached = seq.committed = plan.cached
@@ -119,7 +119,7 @@ def do_share(pool: Pool, seq: Sequence, item: Share, plan: SharePlan) -> tuple[l
     children = []
     rows: list[CopyRow] = []
     for index in range(item.count):
-        child = Sequence(pool.name, item.first_child + index, seq.session, seq.root, node, tokens)
+        child = Sequence((pool.name, seq.session, item.first_child + index), seq.root, node, tokens)
         child.depth = depth
         child.shared = child.published = plan.shared
         child.cached = child.committed = plan.at

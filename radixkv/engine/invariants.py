@@ -87,7 +87,9 @@ def _conservation(engine: Engine, pool: Pool, sequences: list[Sequence], trees: 
     need(sum(pages.counts) == pages.size, "I1", f"the states' counts {pages.counts} do not add up to {pages.size}")
     tally = Counter(pages.states)
     for state in State:
-        need(pages.counts[state] == tally[state], "I1", f"{pages.counts[state]} {state.name} counted, {tally[state]} are")
+        need(
+            pages.counts[state] == tally[state], "I1", f"{pages.counts[state]} {state.name} counted, {tally[state]} are"
+        )
     free = pages.free.ids()
     need(len(free) == len(set(free)), "I3", "a page is twice in the free list")
     places: dict[State, list[int]] = {
@@ -214,7 +216,9 @@ def _tables(pool: Pool, sequences: list[Sequence]) -> None:
         need(0 <= seq.shared <= len(seq.pages), "I2", f"sequence {seq.id}: shares more than it has")
         states = [pool.pages.states[page] for page in seq.pages]
         immutable = set(states[: seq.published])
-        need(immutable <= {State.CACHED, State.SHADOW, State.SAVING}, "I13", f"sequence {seq.id}: shares what is written")
+        need(
+            immutable <= {State.CACHED, State.SHADOW, State.SAVING}, "I13", f"sequence {seq.id}: shares what is written"
+        )
         need(set(states[seq.published :]) <= {State.PRIVATE}, "I13", f"sequence {seq.id}: would write what is shared")
         shadows = {page for page in seq.pages[: seq.published] if pool.pages.states[page] == State.SHADOW}
         need(shadows == seq.shadows, "I2", f"sequence {seq.id}: does not know its shadows")
@@ -279,7 +283,11 @@ def _metrics(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
     users: Counter[int] = Counter(seq.root.namespace for seq in sequences)
     users.update(root.namespace for root in trees.roots if root.retired and root.children)
     for space in pool.namespaces.all():
-        need(space.users == users[space.id], "I24", f"namespace {space.id}: {space.users} users, {users[space.id]} counted")
+        need(
+            space.users == users[space.id],
+            "I24",
+            f"namespace {space.id}: {space.users} users, {users[space.id]} counted",
+        )
 
 
 def _sessions(engine: Engine, sequences: list[Sequence]) -> None:

@@ -45,9 +45,6 @@ class Namespaces:
     def find(self, canonical: bytes) -> Namespace | None:
         return self._by_bytes.get(canonical)
 
-    def has_room(self, canonical: bytes) -> bool:
-        return canonical in self._by_bytes or bool(self._free) or self._reusable() is not None
-
     def open(self, canonical: bytes) -> tuple[Namespace, bool]:
         """The namespace, made if it is new (second value). Errors: LimitExceeded when all ids are in use."""
         found = self._by_bytes.get(canonical)

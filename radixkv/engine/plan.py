@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from radixkv.allocator.page_states import State
-from radixkv.commands import Commit, Extend, Reserve, Share, Truncate
+from radixkv.commands import Commit, Extend, Reply, Reserve, Share, Truncate
 from radixkv.config import LAST_PAGE_MODES, Limits
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
@@ -17,6 +17,8 @@ from radixkv.sessions.registry import Session
 from radixkv.tree.node import Root
 from radixkv.tree.walk import Match
 from radixkv.types import TOKEN_BYTES
+
+Worker = Session[Sequence, Reply]
 
 
 class ReservePlan(NamedTuple):
@@ -45,7 +47,7 @@ def ceil_div(value: int, size: int) -> int:
     return -(-value // size)
 
 
-def floor_missing(pool: Pool, session: Session[Sequence, object]) -> int:
+def floor_missing(pool: Pool, session: Worker) -> int:
     """How many pages this session is short of its guaranteed floor."""
     floor = pool.config.session_floor_pages
     return max(0, floor - session.charged.get(pool.name, 0)) if floor else 0
@@ -65,7 +67,7 @@ def token_count(packed: bytes, limits: Limits, already: int, headroom: int) -> i
     return count
 
 
-def require(pool: Pool, session: Session[Sequence, object], need: int, room: int, largest: int) -> None:
+def require(pool: Pool, session: Worker, need: int, room: int, largest: int) -> None:
     """Errors: OutOfPages unless ``need`` more pages fit into ``room`` and under the session's cap.
 
     ``largest`` is the most there could ever be of what is asked for; beyond it no waiting helps.
@@ -77,7 +79,7 @@ def require(pool: Pool, session: Session[Sequence, object], need: int, room: int
         raise OutOfPages(need=need, available=max(0, room), never_fits=need > largest or bool(cap and need > cap))
 
 
-def plan_reserve(pool: Pool, session: Session[Sequence, object], root: Root | None, body: Reserve) -> ReservePlan:
+def plan_reserve(pool: Pool, session: Worker, root: Root | None, body: Reserve) -> ReservePlan:
     """Errors: OutOfPages. ``root`` None: a namespace nothing is known of."""
     if body.last_page not in LAST_PAGE_MODES:
         raise BadRequest(f"last_page is one of {', '.join(LAST_PAGE_MODES)}", last_page=body.last_page)
@@ -117,7 +119,7 @@ def _shape(pool: Pool, match: Match, total: int, tokens: int, last_page: str) ->
     return ReservePlan(match, shared, shared * size, False, total - shared)
 
 
-def _fits(pool: Pool, session: Session[Sequence, object], plan: ReservePlan, total: int) -> None:
+def _fits(pool: Pool, session: Worker, plan: ReservePlan, total: int) -> None:
     waking = pool.tree.idle_on_path(plan.match)
     if plan.match.pages > plan.shared + plan.copies and waking:
         waking -= 1
@@ -127,15 +129,16 @@ def _fits(pool: Pool, session: Session[Sequence, object], plan: ReservePlan, tot
     require(pool, session, plan.new, room, largest)
 
 
-def plan_extend(pool: Pool, session: Session[Sequence, object], seq: Sequence, item: Extend, limits: Limits) -> int:
-    """Pages to add. Errors: BadRequest, LimitExceeded, OutOfPages."""
+def pages_to_add(pool: Pool, seq: Sequence, item: Extend, limits: Limits) -> int:
+    """By how many pages the table has to grow. Errors: BadRequest, LimitExceeded."""
     length = seq.length
     length += token_count(item.tokens, limits, length, item.headroom)
-    new = ceil_div(length + item.headroom, pool.page_size) - len(seq.pages)
-    if new <= 0:
-        return 0
+    return max(0, ceil_div(length + item.headroom, pool.page_size) - len(seq.pages))
+
+
+def plan_extend(pool: Pool, session: Worker, seq: Sequence, new: int) -> None:
+    """Errors: OutOfPages."""
     require(pool, session, new, pool.room(floor_missing(pool, session)), pool.pages.size - len(seq.pages))
-    return new
 
 
 def check_commit(seq: Sequence, item: Commit) -> None:
@@ -149,7 +152,7 @@ def check_commit(seq: Sequence, item: Commit) -> None:
         )
 
 
-def plan_truncate(pool: Pool, session: Session[Sequence, object], seq: Sequence, item: Truncate) -> TruncatePlan:
+def plan_truncate(pool: Pool, session: Worker, seq: Sequence, item: Truncate) -> TruncatePlan:
     """Errors: BadRequest, OutOfPages (the private page that replaces an immutable one)."""
     if item.n > seq.length:
         raise BadRequest("truncate keeps at most what there is", n=item.n, length=seq.length)
@@ -182,7 +185,7 @@ def _given_back(pool: Pool, seq: Sequence, kept: int) -> int:
     return back
 
 
-def plan_share(pool: Pool, session: Session[Sequence, object], seq: Sequence, item: Share) -> SharePlan:
+def plan_share(pool: Pool, session: Worker, seq: Sequence, item: Share) -> SharePlan:
     """Errors: BadRequest, OutOfPages."""
     at = seq.committed if item.at is None else item.at
     if at > seq.committed:

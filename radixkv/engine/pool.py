@@ -191,7 +191,9 @@ class Pool:
             seq.shadows.update(pages)
             self.counters["shadow_pages"] += shadows
             cut = shadows * 16
-            self.writes.append(Publish(self.name, pages.tobytes(), True, parent, hashes[:cut], tokens[: shadows * size]))
+            self.writes.append(
+                Publish(self.name, pages.tobytes(), True, parent, hashes[:cut], tokens[: shadows * size])
+            )
             parent, hashes, tokens = hashes[cut - 16 : cut], hashes[cut:], tokens[shadows * size :]
         if new:
             pages = seq.pages[first + shadows : full_pages]

@@ -9,31 +9,29 @@ from radixkv.types import TOKEN_BYTES
 
 
 class Sequence:
-    """The page table is: ``published`` immutable pages (cached or shadow), then private pages with headroom.
+    """One request. Its page table: ``published`` immutable pages (cached or shadow), then private ones with headroom.
 
     Attributes:
         tokens: packed; ``bytes`` until it first grows.
         pages: the page table.
         committed: complete tokens, counted from 0; ``committed // page_size <= published``.
         shared: leading pages not charged to the session: what it shared when it was made, as far as still kept.
-        node, depth: the tree path that is pinned and its length in pages. It equals the tokens up to there, also where
-            the table has shadows. It is one page longer than ``published`` while the path's last page is the source of
-            copy_rows.
-        source, source_node: the page whose rows are still to be copied into ``pages[published]``, -1: none. It is held by the path
-            (depth > published), by a second pin (source_node) or by a counted hold.
+        node, depth: the tree path that is pinned and its length in pages. It equals the tokens up to there, also
+            where the table has shadows. It is one page longer than ``published`` while the path's last page is the
+            source of copy_rows.
+        source, source_node: the page whose rows are still to be copied into ``pages[published]``, -1: none. It is
+            held by the path (depth > published), by a second pin (source_node) or by a counted hold.
         chain: chain hash of the last published page, if known.
     """
 
     __slots__ = (
-        "cached", "chain", "committed", "depth", "id", "node", "pages", "pool", "published", "root", "session", "shadows",
-        "shared", "source", "source_node", "tokens",
+        "cached", "chain", "committed", "depth", "id", "node", "pages", "pool", "published", "root", "session",
+        "shadows", "shared", "source", "source_node", "tokens",
     )  # fmt: skip
 
-    def __init__(self, pool: str, identity: int, session: int, root: Root, node: Node, tokens: Packed) -> None:
-        self.pool = pool
-        self.id = identity
-        self.session = session
-        """0 while in transit."""
+    def __init__(self, owner: tuple[str, int, int], root: Root, node: Node, tokens: Packed) -> None:
+        """``owner``: the pool's name, the session (0 while in transit) and the sequence's id in it."""
+        self.pool, self.session, self.id = owner
         self.root = root
         self.node = node
         self.tokens = tokens

@@ -1,0 +1,116 @@
+"""One message for a batch of sequences: copied, free, truncate, commit, extend, share, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from radixkv.commands import (
+    Commit,
+    Extend,
+    Failure,
+    Free,
+    Reply,
+    Share,
+    Shared,
+    Step,
+    Stepped,
+    Truncate,
+    Truncated,
+    failure,
+)
+from radixkv.engine import commit, plan
+from radixkv.engine.plan import Worker
+from radixkv.engine.state import State
+from radixkv.errors import LimitExceeded, OutOfPages, RadixKVError, StaleHandle
+
+I = TypeVar("I")  # noqa: E741
+R = TypeVar("R")
+
+
+def step(state: State, session: Worker, body: Step) -> Reply:
+    items = len(body.free) + len(body.truncate) + len(body.commit)
+    items += len(body.extend) + len(body.share) + len(body.copied)
+    if items > state.config.limits.batch_items:
+        raise LimitExceeded("too many items in one step", items=items, limit=state.config.limits.batch_items)
+    return Stepped(
+        copied=_each(state, session, _copied, body.copied),
+        free=_each(state, session, _free, body.free),
+        truncate=_each(state, session, _truncate, body.truncate),
+        commit=_each(state, session, _commit, body.commit),
+        extend=_each(state, session, _extend, body.extend),
+        share=_each(state, session, _share, body.share),
+    )
+
+
+def _each(state: State, session: Worker, verb: Callable[[State, Worker, I], R], items: list[I]) -> list[R | Failure]:
+    """One result an item: each fails alone."""
+    results: list[R | Failure] = []
+    for item in items:
+        try:
+            results.append(verb(state, session, item))
+        except RadixKVError as error:
+            results.append(failure(error))
+    return results
+
+
+def _copied(state: State, session: Worker, identity: int) -> None:
+    seq, pool = state.find(session, identity)
+    pool.release_source(seq)
+
+
+def _free(state: State, session: Worker, item: Free) -> None:
+    seq, pool = state.find(session, item.seq)
+    del session.sequences[item.seq]
+    state.charge(session, pool, -seq.charged)
+    pool.close(seq)
+
+
+def _truncate(state: State, session: Worker, item: Truncate) -> Truncated:
+    seq, pool = state.find(session, item.seq)
+    planned = _insist(state, session, lambda: plan.plan_truncate(pool, session, seq, item))
+    before = seq.charged
+    reply = commit.do_truncate(pool, seq, item, planned)
+    state.charge(session, pool, seq.charged - before)
+    pool.counters["truncates"] += 1
+    return reply
+
+
+def _commit(state: State, session: Worker, item: Commit) -> None:
+    seq, pool = state.find(session, item.seq)
+    plan.check_commit(seq, item)
+    commit.do_commit(pool, seq, item.n)
+
+
+def _extend(state: State, session: Worker, item: Extend) -> bytes:
+    seq = session.sequences.get(item.seq)
+    if seq is None:
+        raise StaleHandle("this session has no such sequence", sequence=item.seq)
+    pool = state.pools[seq.pool]
+    new = plan.pages_to_add(pool, seq, item, state.config.limits)
+    if new:
+        _insist(state, session, lambda: plan.plan_extend(pool, session, seq, new))
+        state.charge(session, pool, new)
+    return commit.do_extend(pool, seq, item.tokens, new)
+
+
+def _share(state: State, session: Worker, item: Share) -> Shared:
+    seq, pool = state.find(session, item.seq)
+    state.new_ids(session, item.first_child, item.count)
+    planned = _insist(state, session, lambda: plan.plan_share(pool, session, seq, item))
+    children, reply = commit.do_share(pool, seq, item, planned)
+    for child in children:
+        session.sequences[child.id] = child
+        state.charge(session, pool, child.charged)
+    pool.counters["forks"] += len(children)
+    return reply
+
+
+def _insist(state: State, session: Worker, planner: Callable[[], R]) -> R:
+    """A plan; before "no" is final, sessions that have lapsed give way."""
+    while True:
+        try:
+            return planner()
+        except OutOfPages as error:
+            if error.never_fits or not state.revoke_lapsed(session):
+                raise

@@ -1,0 +1,112 @@
+"""Reserve, at once or after waiting: the only verb that may wait.
+
+Who waits holds nothing. The line of a pool is first in, first out; whenever pages have come free, what is first is
+planned anew. A reserve that may not wait is answered from what is available now, also while others wait.
+"""
+
+from __future__ import annotations
+
+from radixkv.commands import Granted, NamespaceRecord, Reply, Reserve, failure
+from radixkv.engine import commit, plan
+from radixkv.engine.plan import Worker
+from radixkv.engine.pool import Pool
+from radixkv.engine.state import State
+from radixkv.engine.waiting import Waiting
+from radixkv.errors import Draining, LimitExceeded, OutOfPages, RadixKVError, Timeout
+
+
+def reserve(state: State, session: Worker, request: int, body: Reserve, now: float) -> Reply | None:
+    if state.draining:
+        raise Draining("the daemon takes nothing new")
+    pool = state.pool(body.pool)
+    plan.token_count(body.tokens, state.config.limits, 0, body.headroom)
+    state.new_ids(session, body.seq, 1)
+    behind_others = bool(body.wait_s and pool.waiting)
+    try:
+        if not behind_others:
+            return try_reserve(state, session, pool, body)
+        plan_reserve(session, pool, body)
+    except OutOfPages as error:
+        if error.never_fits or not body.wait_s:
+            raise
+    _wait(state, session, pool, Waiting(session.id, request, body, now, now + body.wait_s))
+    return None
+
+
+def plan_reserve(session: Worker, pool: Pool, body: Reserve) -> plan.ReservePlan:
+    namespace = pool.namespaces.find(body.namespace)
+    return plan.plan_reserve(pool, session, namespace.root if namespace else None, body)
+
+
+def try_reserve(state: State, session: Worker, pool: Pool, body: Reserve) -> Reply:
+    while True:
+        try:
+            planned = plan_reserve(session, pool, body)
+            break
+        except OutOfPages as error:
+            if error.never_fits or not state.revoke_lapsed(session):
+                raise
+    namespace, made = pool.namespaces.open(body.namespace)
+    if made:
+        planned = planned._replace(match=planned.match._replace(node=namespace.root))
+        state.writes.append(NamespaceRecord(pool.name, namespace.id, namespace.root.epoch, namespace.canonical))
+    seq, reply = commit.do_reserve(pool, session.id, namespace.root, body, planned)
+    session.sequences[body.seq] = seq
+    state.charge(session, pool, planned.new)
+    return reply
+
+
+def _wait(state: State, session: Worker, pool: Pool, waiting: Waiting) -> None:
+    queued = sum(len(other.waiting) for other in state.pools.values())
+    if queued >= state.config.limits.queued:
+        raise LimitExceeded("too many requests wait already", queued=queued, limit=state.config.limits.queued)
+    session.waiting[waiting.request] = pool.name
+    pool.waiting.join(waiting)
+
+
+def serve_waiting(state: State, pool: Pool) -> None:
+    """From the front, as long as what is first in line fits."""
+    while pool.waiting:
+        waiting = pool.waiting.first()
+        session = state.sessions.find_quietly(waiting.session)
+        try:
+            state.new_ids(session, waiting.body.seq, 1)
+            reply = try_reserve(state, session, pool, waiting.body)
+            state.counters["granted_after_waiting"] += 1
+        except OutOfPages as error:
+            if not error.never_fits:
+                return
+            reply = failure(error)
+        except RadixKVError as error:
+            reply = failure(error)
+        answer_waiting(state, pool, waiting, reply)
+
+
+def answer_waiting(state: State, pool: Pool, waiting: Waiting, reply: Reply) -> None:
+    pool.waiting.leave(waiting.session, waiting.request)
+    session = state.sessions.find_quietly(waiting.session)
+    del session.waiting[waiting.request]
+    session.window.keep(waiting.request, reply)
+    state.granted.append(Granted(waiting.session, waiting.request, reply))
+
+
+def cancel(state: State, session: Worker, request: int) -> None:
+    pool_name = session.waiting.get(request)
+    if pool_name is None:
+        return
+    pool = state.pools[pool_name]
+    waiting = pool.waiting.leave(session.id, request)
+    assert waiting is not None
+    answer_waiting(state, pool, waiting, failure(Timeout("the request was cancelled")))
+    pool.gained = True  # whoever is first now may fit
+
+
+def overdue(state: State, pool: Pool, waiting: Waiting, now: float) -> OutOfPages:
+    """Why it did not fit, in numbers of now."""
+    try:
+        planned = plan_reserve(state.sessions.find_quietly(waiting.session), pool, waiting.body)
+    except OutOfPages as error:
+        need, available = error.need, error.available
+    else:  # it would fit, but others are before it
+        need, available = planned.new, 0
+    return OutOfPages("waited in vain", need=need, available=available, waited_s=now - waiting.since)

@@ -1,0 +1,131 @@
+"""All that one daemon knows: pools, sessions, what is on its way. And the end of a session, which touches all of it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from radixkv.commands import Granted, Reply, SessionRecord, Write
+from radixkv.config import Config
+from radixkv.engine import plan
+from radixkv.engine.plan import Worker
+from radixkv.engine.pool import Pool
+from radixkv.engine.sequence import Sequence
+from radixkv.engine.transit import Transit
+from radixkv.errors import BadRequest, LimitExceeded, StaleHandle
+from radixkv.sessions.registry import Registry
+
+SLICE_SEQUENCES = 256
+"""How many sequences of ended sessions one command or tick closes: well under 10 ms."""
+
+
+class State:
+    def __init__(self, config: Config, boot_id: str, cache_id: str) -> None:
+        self.config = config
+        self.boot_id = boot_id
+        self.cache_id = cache_id
+        self.pools = {pool.name: Pool(pool) for pool in config.pools}
+        self.sessions: Registry[Sequence, Reply] = Registry(
+            config.limits.sessions, config.server.keep_replies, config.server.lease_s
+        )
+        self.transit = Transit()
+        self.quarantine: dict[int, dict[str, list[int]]] = {}
+        """By ended session: pages its process could still write to."""
+        self.counters: Counter[str] = Counter()
+        self.draining = False
+        self.ending: deque[tuple[Sequence, dict[str, list[int]] | None, int]] = deque()
+        """Sequences of ended sessions still to be closed, with where their pages go, and whose they were."""
+        self.writes: list[Write] = []
+        """Of the command being carried out, in the order in which they must reach the descriptor table."""
+        self.granted: list[Granted] = []
+        self.ended: list[int] = []
+        for pool in self.pools.values():
+            pool.writes = self.writes
+
+    def open_session(self, identity: int, token: bytes, name: str) -> None:
+        """Errors: LimitExceeded."""
+        session = self.sessions.open(identity, token, name)
+        self.writes.append(SessionRecord(session.slot, session.id, session.epoch, session.token))
+        for pool in self.pools.values():
+            pool.floors_missing += pool.config.session_floor_pages
+
+    def end_session(self, identity: int, mapped: bool) -> None:
+        """Everything of the session comes back: at once its place and its requests, in slices its sequences."""
+        session = self.sessions.end(identity)
+        if session is None:
+            return
+        self.writes.append(SessionRecord(session.slot, session.id, 0, b""))
+        for pool in self.pools.values():
+            pool.floors_missing -= plan.floor_missing(pool, session)
+            pool.gained = True
+        for request, pool_name in session.waiting.items():
+            self.pools[pool_name].waiting.leave(identity, request)
+        quarantine = self.quarantine.setdefault(identity, {}) if mapped else None
+        self.ending.extend((seq, quarantine, identity) for seq in session.sequences.values())
+        self.close_some(SLICE_SEQUENCES)
+
+    def close_some(self, budget: int) -> None:
+        while self.ending and budget > 0:
+            budget -= 1
+            seq, quarantine, identity = self.ending.popleft()
+            pool = self.pools[seq.pool]
+            if quarantine is None or identity not in self.quarantine:
+                pool.close(seq)
+            else:
+                pool.close(seq, quarantine.setdefault(pool.name, []))
+
+    def mapping_gone(self, identity: int) -> None:
+        for name, pages in self.quarantine.pop(identity, {}).items():
+            if pages:
+                self.pools[name].clear(pages)
+
+    def revoke_lapsed(self, asking: Worker) -> bool:
+        """``asking`` is short of pages: end the other session that has been silent longest beyond its lease."""
+        session = self.sessions.lapsed(besides=asking.id)
+        if session is None:
+            return False
+        self.counters["revoked_sessions"] += 1
+        self.ended.append(session.id)
+        self.end_session(session.id, True)
+        while self.ending:
+            self.close_some(SLICE_SEQUENCES)
+        return True
+
+    def charge(self, session: Worker, pool: Pool, pages: int) -> None:
+        """The session's tables have grown (or shrunk) by so many pages of its own."""
+        if not pages:
+            return
+        charged = session.charged.get(pool.name, 0)
+        session.charged[pool.name] = charged + pages
+        if pages < 0:
+            pool.gained = True
+        floor = pool.config.session_floor_pages
+        if floor:
+            pool.floors_missing += max(0, floor - charged - pages) - max(0, floor - charged)
+
+    def find(self, session: Worker, identity: int) -> tuple[Sequence, Pool]:
+        seq = session.sequences.get(identity)
+        if seq is None:
+            raise StaleHandle("this session has no such sequence", sequence=identity)
+        return seq, self.pools[seq.pool]
+
+    def pool(self, name: str) -> Pool:
+        pool = self.pools.get(name)
+        if pool is None:
+            raise BadRequest(f"there is no pool {name!r}; there are: {', '.join(self.pools)}")
+        return pool
+
+    def new_ids(self, session: Worker, first: int, count: int) -> None:
+        limits = self.config.limits
+        if count > limits.batch_items:
+            raise LimitExceeded("too many forks at once", count=count, limit=limits.batch_items)
+        if len(session.sequences) + count > limits.sequences_per_session:
+            raise LimitExceeded(
+                "too many sequences", sequences=len(session.sequences) + count, limit=limits.sequences_per_session
+            )
+        if any(first + index in session.sequences for index in range(count)):
+            raise BadRequest("this sequence id is in use", sequence=first)
+
+    def live_sequences(self) -> list[Sequence]:
+        """All sequences that hold pages: of sessions, in transit, and still to be closed."""
+        of_sessions = [seq for session in self.sessions.all() for seq in session.sequences.values()]
+        return of_sessions + self.transit.sequences() + [seq for seq, _, _ in self.ending]
