@@ -43,7 +43,7 @@ def examine(pools: PoolFlags, endpoint: str | None) -> list[Check]:
     except ConfigError as error:
         wrong = fail("configuration", error.message, "mend this key; docs/configuration.md has every key")
         return [wrong, *kernel.checks(), *packages.checks()]
-    answer = _ask(where.address)
+    answer = _ask(where)
     running = isinstance(answer, dict)
     return [
         ok("configuration", f"{_pools(config)}; endpoint {where.address}"),
@@ -56,9 +56,12 @@ def examine(pools: PoolFlags, endpoint: str | None) -> list[Check]:
     ]
 
 
-def _ask(address: str) -> dict[str, object] | radixkv.RadixKVError:
+def _ask(where: endpoints.Endpoint) -> dict[str, object] | radixkv.RadixKVError:
+    """The daemon's snapshot, or why there is none. Without a socket nobody is waited for."""
+    if not where.path.exists():
+        return radixkv.Unavailable(f"there is no {where.path}")
     try:
-        with ask.connected(address, ANSWER_S) as client:
+        with ask.connected(where.address, ANSWER_S) as client:
             return ask.stats(client)
     except radixkv.RadixKVError as error:
         return error

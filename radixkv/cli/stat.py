@@ -13,7 +13,7 @@ from radixkv.cli import ask, sizes
 from radixkv.cli.flags import EndpointFlag, JsonFlag, switch
 from radixkv.cli.values import refuse
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 2.0
 
 
 def stat(

@@ -1,0 +1,63 @@
+"""What ``radixkv stat`` shows of a snapshot. Asking a real daemon is in tests/integration."""
+
+import json
+
+import pytest
+
+from radixkv.cli import stat
+
+SNAPSHOT = {
+    "version": "0.1.0",
+    "boot_id": "b00t",
+    "cache_id": "cac4e",
+    "uptime_s": 93784.4,
+    "pools": {
+        "default": {
+            "total_pages": 728,
+            "pages": {"free": 700, "private": 8, "cached": 20, "shadow": 0, "quarantined": 1},
+            "host_pages": {"free": 0},
+            "evictable_pages": 12,
+            "sequences": 3,
+            "nodes": 7,
+            "page_bytes": 737280,
+        }
+    },
+    "sessions": 2,
+    "queued": 1,
+    "counters": {"requests": 12345, "asked_tokens": 2000, "hit_tokens": 1500, "evicted_pages": 0},
+}
+
+
+def test_the_table() -> None:
+    lines = stat.as_table(SNAPSHOT).splitlines()
+    assert lines[0] == "radixkv 0.1.0, up 1 d 2:03:04, 2 sessions, 1 queued"
+    assert lines[1] == "boot b00t, cache cac4e"
+    assert lines[3] == "pool default: 728 pages, 511.88 MiB, 3 sequences, 7 tree nodes"
+    rows = {line.split()[0]: line.split()[1:] for line in lines[4:] if line}
+    assert rows["free"] == ["700", "96.2%"]
+    assert rows["cached"] == ["20", "2.7%"]
+    assert rows["quarantined"] == ["1", "0.1%"]
+    assert rows["evictable"] == ["12", "1.6%"]
+    assert rows["requests"] == ["12,345"]
+    assert rows["hit"] == ["rate", "75.0%"]
+    assert "shadow" not in rows
+
+
+def test_without_requests_there_is_no_rate() -> None:
+    assert stat.as_table({**SNAPSHOT, "counters": {}}).splitlines()[-1].split() == ["hit", "rate", "-"]
+
+
+def test_a_draining_daemon_says_so() -> None:
+    assert stat.as_table({**SNAPSHOT, "draining": True}).splitlines()[0].endswith("1 queued, draining")
+
+
+def test_json_is_the_snapshot_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    stat.show(SNAPSHOT, as_json=True)
+    out = capsys.readouterr().out
+    assert json.loads(out) == SNAPSHOT
+    assert out.count("\n") == 1
+
+
+def test_a_later_look_is_set_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    stat.show(SNAPSHOT, as_json=False, again=True)
+    assert capsys.readouterr().out.startswith("\nradixkv 0.1.0")
