@@ -75,7 +75,7 @@ def leafy(leaves: int) -> Core:
     namespace = pool.namespaces.find(NAMESPACE)
     assert namespace is not None
     root, tree = namespace.root, pool.tree
-    for tokens in _pages_of_tokens(source, leaves - 1):
+    for tokens in pages_of_tokens(source, leaves - 1):
         page = pool.pages.take(1)
         pool.pages.move(page, State.PRIVATE, Event.PUBLISH)
         node = tree.grow(root, tokens, page.tobytes(), chain(root.chain_seed, tokens, tree.page_token_bytes))
@@ -84,7 +84,7 @@ def leafy(leaves: int) -> Core:
     return core
 
 
-def _pages_of_tokens(source: np.random.Generator, count: int) -> Iterator[bytes]:
+def pages_of_tokens(source: np.random.Generator, count: int) -> Iterator[bytes]:
     at_once = 10_000
     for start in range(0, count, at_once):
         tokens = workload.fresh(source, at_once * workload.PAGE_SIZE).tobytes()
@@ -98,7 +98,7 @@ def reserve_chunk(core: Core, source: np.random.Generator) -> list[int]:
     asked: list[tuple[int, bytes]] = []
 
     def requests() -> Iterator[tuple[int, bytes]]:
-        for tokens in _pages_of_tokens(source, CHUNK):
+        for tokens in pages_of_tokens(source, CHUNK):
             asked.append((core.next_sequence(), tokens))
             yield asked[-1]
             seq = asked[-1][0]

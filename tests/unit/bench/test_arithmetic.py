@@ -1,0 +1,70 @@
+"""The sums behind the figures: percentiles, rows and their JSON, another process's CPU clock, the peers' table."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+
+import pytest
+
+from bench.rows import Row, row, single
+from bench.stopwatch import percentile, process_cpu_s, quiet, summarize, time_each
+
+
+@pytest.mark.parametrize(
+    ("values", "fraction", "expected"),
+    [([7], 0.5, 7), ([1, 2], 0.5, 1), ([1, 2, 3], 0.5, 2), (range(1, 101), 0.99, 99), (range(1, 1001), 0.99, 990)],
+)
+def test_a_percentile_is_the_smallest_that_enough_do_not_exceed(
+    values: list[int], fraction: float, expected: int
+) -> None:
+    assert percentile(list(values), fraction) == expected
+
+
+def test_nothing_measured_has_no_percentile() -> None:
+    with pytest.raises(ValueError, match="no measurement"):
+        percentile([], 0.5)
+
+
+def test_a_summary_does_not_need_order() -> None:
+    found = summarize([3, 1, 2]).scaled(10)
+    assert (found.n, found.p50, found.p99) == (3, 20, 30)
+
+
+@pytest.mark.parametrize(("value", "bar", "ok"), [(1.0, 1.0, True), (1.1, 1.0, False), (9.0, None, True)])
+def test_a_row_is_ok_up_to_its_bar(value: float, bar: float | None, ok: bool) -> None:
+    assert single("a.b", "us", value, bar).ok is ok
+
+
+def test_json_has_the_fields_of_the_contract_and_comes_back() -> None:
+    made = row("index.churn_us", "us", summarize([1.0, 2.0, 4.0]), bar=3.0, reference=8.0)
+    fields = json.loads(made.as_json())
+    assert list(fields) == ["name", "value", "unit", "reference", "bar", "ok", "n", "p50", "p99"]
+    assert fields == {
+        "name": "index.churn_us", "value": 2.0, "unit": "us", "reference": 8.0, "bar": 3.0, "ok": True, "n": 3,
+        "p50": 2.0, "p99": 4.0,
+    }  # fmt: skip
+    assert Row.from_json(made.as_json()) == made
+
+
+def test_the_process_clock_counts_this_process() -> None:
+    before, own = process_cpu_s(os.getpid()), time.process_time()
+    sum(range(300_000))
+    used, own = process_cpu_s(os.getpid()) - before, time.process_time() - own
+    assert used == pytest.approx(own, rel=0.5)
+    assert used > 0
+
+
+def test_garbage_collection_rests_while_the_clock_runs() -> None:
+    with quiet():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_each_item_is_timed_and_what_makes_it_is_not() -> None:
+    seen: list[int] = []
+    assert len(time_each(seen.append, iter(range(5)))) == 5
+    assert seen == list(range(5))

@@ -1,0 +1,56 @@
+"""What is timed is the real engine doing the work that the rows' names promise."""
+
+from __future__ import annotations
+
+from bench import scale, workload
+from bench.core import NAMESPACE, Core
+from radixkv.engine import invariants
+from radixkv.tree.node import Root
+
+
+def test_an_admission_is_cached_afterwards_and_holds_nothing() -> None:
+    core = Core(64)
+    tokens = workload.fresh(workload.generator(1), 256).tobytes()
+    assert core.admit(tokens) == 0
+    assert core.admit(tokens) == 255, "last_page=keep leaves one token to compute"
+    assert core.pool.tree.idle_pages == core.pool.tree.cached_pages == 16
+    assert core.pool.sequences == 0
+
+
+def test_forks_cut_the_path_of_the_real_tree() -> None:
+    core = Core(1_024)
+    source = workload.generator(2)
+    tokens = workload.fresh(source, 2_048)
+    core.admit(tokens.tobytes())
+    core.admit_all(workload.forks(tokens, 8, source))
+    assert len(core.pool.tree.match(root_of(core), tokens.tobytes()).parts) == 8
+
+
+def test_a_leafy_core_is_what_commands_would_have_made() -> None:
+    made, asked = scale.leafy(48), Core(48)
+    source = workload.generator(7)
+    asked.admit(workload.fresh(source, 16).tobytes())
+    for tokens in scale.pages_of_tokens(source, 47):
+        asked.admit(tokens)
+    invariants.check(made.engine)
+    assert shape(made) == shape(asked)
+    assert made.pool.pages.counts == asked.pool.pages.counts
+
+
+def test_a_reserve_in_a_full_pool_evicts_one_page_and_leaves_it_full() -> None:
+    core = scale.leafy(300)
+    assert len(scale.reserve_chunk(core, workload.generator(8))) == scale.CHUNK
+    assert core.pool.tree.cached_pages == core.pool.tree.nodes == 300
+    invariants.check(core.engine)
+
+
+def root_of(core: Core) -> Root:
+    namespace = core.pool.namespaces.find(NAMESPACE)
+    assert namespace is not None
+    return namespace.root
+
+
+def shape(core: Core) -> list[tuple[bytes, bytes, int, int]]:
+    """Every leaf in the order of eviction: tokens, chain hash, holders, place."""
+    leaves = (root_of(core).children or {}).values()
+    return [(bytes(leaf.tokens), bytes(leaf.hashes), leaf.holders, leaf.stamp) for leaf in leaves]
