@@ -178,7 +178,7 @@ class TableWriter:
 
     def _namespace(self, write: NamespaceRecord) -> None:
         """A new epoch is one store; a slot that changes its namespace is unused while it does."""
-        at = self.geometry.namespaces_at + write.namespace % self.geometry.namespaces * NAMESPACE_BYTES
+        at = self.geometry.namespaces_at + write.namespace * NAMESPACE_BYTES
         content = at + NAMESPACE_HEAD.size
         namespace, _, used, length = NAMESPACE_HEAD.unpack_from(self._memory, at)
         if used and namespace == write.namespace and self._memory[content : content + length] == write.canonical:

@@ -34,7 +34,7 @@ from radixkv.commands import (
     Step,
 )
 from radixkv.config import LAST_PAGE_MODES, Limits
-from radixkv.errors import BadRequest, LimitExceeded, RadixKVError, VersionMismatch
+from radixkv.errors import BadRequest, LimitExceeded, VersionMismatch
 from radixkv.types import TOKEN_BYTES
 
 UNREADABLE = 0
@@ -265,11 +265,3 @@ def decode_attach_reply(packet: bytes) -> AttachReply:
         return _decode_attach_reply(packet)
     except _UNREADABLE_ERRORS as error:
         raise VersionMismatch(f"the daemon's answer cannot be read: {str(error)[:200]}") from None
-
-
-def failure_details(error: RadixKVError) -> dict[str, int | float | str | bool]:
-    """What travels beside an error's code and message; ints that do not fit the wire become floats."""
-    return {
-        key: float(value) if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
-        for key, value in error.details.items()
-    }

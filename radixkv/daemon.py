@@ -1,0 +1,399 @@
+"""The daemon: one thread, one loop, one writer. The only file that knows engine, ipc and device.
+
+::
+
+    poll ── ROUTER ──> at most one request: decode, engine.step, descriptor writes, reply
+      │
+      └──── epoll ───> attach connections, pidfds, signals: what they mean goes to the engine as commands
+    no request waits (or 64 have been served): tick, if one is due
+
+Waiting happens in one place, ``zmq.Poller`` over two items; nothing else in the process blocks. An unexpected exception
+is a bug: the last commands go to stderr, the tables are marked, the process ends with 70.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import structlog
+import zmq
+
+from radixkv.commands import (
+    PROTOCOL_VERSION,
+    Bye,
+    Command,
+    Done,
+    Drain,
+    EndSession,
+    Failure,
+    MappingGone,
+    OpenSession,
+    Outcome,
+    PoolMap,
+    Request,
+    SessionRecord,
+    Statistics,
+    Tick,
+    Welcome,
+)
+from radixkv.config import Config
+from radixkv.device import arena
+from radixkv.device.pool_memory import PoolMemory, geometry_of
+from radixkv.device.writer import apply_all
+from radixkv.engine import invariants
+from radixkv.engine.engine import Engine
+from radixkv.errors import ConfigError, PermissionDenied
+from radixkv.ipc.attach import Listener
+from radixkv.ipc.endpoint import Claim, Endpoint, EndpointInUse, prepare_directory, resolve
+from radixkv.ipc.members import Members
+from radixkv.ipc.router import Incoming, Router
+from radixkv.ipc.signals import signal_socket, take_signals
+from radixkv.version import VERSION
+
+EXIT_DRAINED, EXIT_CONFIG, EXIT_IN_USE, EXIT_MEMORY, EXIT_BROKEN = 0, 2, 3, 4, 70
+
+TICK_S = 1.0
+CHECK_S = 5.0
+CHECK_PAGES_MAX = 16_384
+"""Pools larger than this in all are recounted only with ``paranoid``: a recount must not be felt."""
+
+_REQUESTS_BEFORE_TICK = 64
+_RECENT_COMMANDS = 256
+_RECENT_BYTES = 16 * 1024
+"""Requests larger than this are remembered without their content."""
+
+_OPEN_FILES = 65_536
+
+
+def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:  # noqa: ARG001 (every start is cold)
+    """Own the pools of ``config`` and answer workers until a signal ends it. Returns the process's exit code.
+
+    Exit codes: 0 drained, 2 configuration or permissions, 3 endpoint in use, 4 memory, 70 broken invariant.
+    """
+    log = _logger()
+    try:
+        with contextlib.ExitStack() as stack:
+            return _start(stack, config, paranoid, log).run()
+    except (ConfigError, PermissionDenied) as error:
+        log.critical("configuration refused", error=str(error))
+        return EXIT_CONFIG
+    except EndpointInUse as error:
+        log.critical("endpoint in use", error=str(error))
+        return EXIT_IN_USE
+    except arena.MemoryTooSmall as error:
+        log.critical("not enough memory", error=error.message, **error.details)
+        return EXIT_MEMORY
+
+
+def _logger() -> Any:
+    """Lines of key=value on stderr. Nothing is logged for a request."""
+    processors: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+    ]
+    return structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger("info"),
+    )
+
+
+def _start(stack: contextlib.ExitStack, config: Config, paranoid: bool, log: Any) -> Daemon:
+    """Take the endpoint, then the memory, then open the doors; ``stack`` gives all of it back in reverse order."""
+    signals = stack.enter_context(signal_socket())
+    endpoint = resolve(config.server.endpoint)
+    prepare_directory(endpoint)
+    claim = Claim(endpoint)
+    stack.callback(claim.release)
+    _raise_open_files()
+    cache_id = os.urandom(16).hex()
+    sessions = config.limits.sessions
+    tables = sum(geometry_of(pool, cache_id, sessions).table_bytes for pool in config.pools)
+    arena.check_memory(tables + sum(pool.arena_bytes for pool in config.pools))
+    pools = {}
+    for pool in config.pools:
+        pools[pool.name] = PoolMemory.create(pool, cache_id, sessions)
+        stack.callback(pools[pool.name].close)
+    router = Router(endpoint, config.limits)
+    stack.callback(router.close)
+    epoll = stack.enter_context(select.epoll())
+    listener = Listener(endpoint)
+    stack.callback(listener.close)
+    daemon = Daemon(config, endpoint, _Parts(pools, router, listener, epoll, signals), paranoid, log)
+    stack.callback(daemon.members.close)
+    return daemon
+
+
+def _raise_open_files() -> None:
+    """Each worker takes a few descriptors; the usual soft limit of 1,024 is less than ``limits.sessions`` needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _Parts(NamedTuple):
+    """What the daemon is put together from."""
+
+    pools: dict[str, PoolMemory]
+    router: Router
+    listener: Listener
+    epoll: select.epoll
+    signals: socket.socket
+
+
+class Daemon:
+    """Joins the engine with its edges; ``run`` is the loop."""
+
+    def __init__(self, config: Config, endpoint: Endpoint, parts: _Parts, paranoid: bool, log: Any) -> None:
+        self._config = config
+        self._endpoint = endpoint
+        self._pools, self._router, listener, self._epoll, self._signals = parts
+        self._tables = {name: pool.table for name, pool in self._pools.items()}
+        self._paranoid = paranoid
+        self._log = log
+        self.boot_id = os.urandom(16).hex()
+        self.cache_id = next(iter(self._tables.values())).geometry.cache_id
+        self._engine = Engine(config, self.boot_id, self.cache_id)
+        self.members = Members(listener, self._epoll, self, config.limits.sessions)
+        self._epoll.register(self._signals.fileno(), select.EPOLLIN)
+        self._recent: deque[tuple[float, Command | str]] = deque(maxlen=_RECENT_COMMANDS)
+        self._recounts = paranoid or sum(pool.pages for pool in config.pools) <= CHECK_PAGES_MAX
+        self._now = self._started = time.monotonic()
+        self._running_s = 0.0
+        self._next_tick = self._next_check = self._now
+        self._until_tick = _REQUESTS_BEFORE_TICK
+        self._drain_ends = math.inf
+        self._stop = False
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Serve until drained (0), or until something is found that cannot be (70)."""
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            self._announce()
+            self._loop()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is a bug, and nothing here may be trusted any more)
+            self._dump(error)
+            return EXIT_BROKEN
+        self._log.info("stopped", dropped_replies=self._router.dropped_replies, malformed=self._router.malformed)
+        return EXIT_DRAINED
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        requests = self._router.socket
+        poller.register(requests, zmq.POLLIN)
+        poller.register(self._epoll.fileno(), zmq.POLLIN)
+        while not self._stop:
+            ready = poller.poll(self._timeout_ms())
+            self._advance()
+            asked = False
+            for item, _ in ready:
+                if item is requests:
+                    asked = True
+                    self._serve_one()
+                else:
+                    for fd, _ in self._epoll.poll(0):
+                        self._serve_fd(fd)
+            self._serve_time(asked)
+            if self._drain_ends is not math.inf and (self._now >= self._drain_ends or self._is_drained()):
+                return
+
+    def _advance(self) -> None:
+        """Read the clock. What passes while the process is stopped counts as one tick of running time at most."""
+        now = time.monotonic()
+        self._running_s += min(now - self._now, TICK_S)
+        self._now = now
+
+    def _timeout_ms(self) -> int:
+        if self._engine.has_work():
+            return 0
+        due = self._next_tick if self._drain_ends is math.inf else min(self._next_tick, self._drain_ends)
+        deadline = self._engine.next_deadline()
+        if deadline is not None and deadline < due:
+            due = deadline
+        return max(0, math.ceil((due - self._now) * 1000))
+
+    def _serve_time(self, asked: bool) -> None:
+        """Ticks come when no request is waiting, so that nobody is judged while his sign of life lies unread."""
+        self._until_tick -= 1
+        if asked and self._until_tick:
+            return
+        self._until_tick = _REQUESTS_BEFORE_TICK
+        deadline = self._engine.next_deadline()
+        if self._now >= self._next_tick or self._engine.has_work() or (deadline is not None and self._now >= deadline):
+            self._tick()
+
+    def _tick(self) -> None:
+        self._step(Tick(self._running_s))
+        if self._now < self._next_tick:
+            return
+        self._next_tick = self._now + TICK_S
+        self.members.sweep(self._now)
+        if self._recounts and self._now >= self._next_check:
+            self._next_check = self._now + CHECK_S
+            invariants.check(self._engine)
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def _serve_one(self) -> None:
+        incoming = self._router.receive()
+        if incoming is None:
+            return
+        request = incoming.request
+        self._recent.append((self._now, request if incoming.size <= _RECENT_BYTES else _outline(incoming)))
+        outcome = self._carry_out(request)
+        reply = outcome.reply
+        if reply is None:
+            self._router.remember(incoming)
+        else:
+            if type(reply) is Statistics:
+                reply = self._statistics(reply)
+            self._router.send(incoming.route, request.id, reply)
+        self._deliver(outcome)
+        if type(request.body) is Bye and type(reply) is Done:
+            self.members.ended(request.session, mapped=False)
+            self._router.forget(request.session)
+
+    def _step(self, command: Command) -> Outcome:
+        """A command of the daemon's own."""
+        self._recent.append((self._now, command))
+        outcome = self._carry_out(command)
+        self._deliver(outcome)
+        return outcome
+
+    def _carry_out(self, command: Command) -> Outcome:
+        """One command to its end: when this returns, the descriptor tables say so, and replies may leave."""
+        outcome = self._engine.step(command, self._now)
+        if outcome.writes:
+            apply_all(self._tables, outcome.writes)
+        if self._paranoid:
+            invariants.check(self._engine)
+        return outcome
+
+    def _deliver(self, outcome: Outcome) -> None:
+        assert not outcome.effects  # there is no second tier to copy to
+        for granted in outcome.granted:
+            self._router.grant(granted)
+        for session in outcome.ended:
+            self._log.warning("session revoked: it was silent beyond its lease and others are short", session=session)
+            self.members.ended(session, mapped=True)
+            self._router.forget(session)
+
+    def _statistics(self, reply: Statistics) -> Statistics:
+        snapshot = reply.snapshot
+        counters = {
+            **snapshot["counters"],
+            "malformed_requests": self._router.malformed,
+            "dropped_replies": self._router.dropped_replies,
+        }
+        return Statistics(
+            {
+                "version": VERSION,
+                "boot_id": self.boot_id,
+                "cache_id": self.cache_id,
+                "uptime_s": round(self._now - self._started, 3),
+                **snapshot,
+                "counters": counters,
+            }
+        )
+
+    # -- members: what ipc.members.Host asks for ------------------------------------------------------------------
+
+    def open_session(self, name: str) -> Welcome | Failure:
+        token = os.urandom(16)
+        outcome = self._step(OpenSession(int.from_bytes(os.urandom(8), "little") >> 2 or 1, token, name[:64]))
+        if isinstance(outcome.reply, Failure):
+            return outcome.reply
+        (record,) = (write for write in outcome.writes if isinstance(write, SessionRecord))
+        return Welcome(
+            version=PROTOCOL_VERSION,
+            session=record.session,
+            epoch=record.epoch,
+            slot=record.slot,
+            token=token,
+            boot_id=self.boot_id,
+            cache_id=self.cache_id,
+            pools=list(self._pools),
+            heartbeat_s=self._config.server.heartbeat_s,
+            lease_s=self._config.server.lease_s,
+        )
+
+    def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure:
+        pool = self._pools.get(name)
+        if pool is None:
+            return Failure("bad_request", f"there is no pool {name!r}; there are: {', '.join(self._pools)}")
+        return pool.description, (pool.arena_fd, pool.table_fd)
+
+    def report(self, command: EndSession | MappingGone) -> None:
+        self._step(command)
+        self._router.forget(command.session)
+
+    # -- signals and the end --------------------------------------------------------------------------------------
+
+    def _serve_fd(self, fd: int) -> None:
+        if fd != self._signals.fileno():
+            self.members.handle(fd, self._now)
+            return
+        for number in take_signals(self._signals):
+            self._stop_asked(number)
+
+    def _stop_asked(self, number: signal.Signals) -> None:
+        """The first signal drains, a second one ends at once."""
+        if self._drain_ends is not math.inf:
+            self._log.warning("stopping without waiting", signal=number.name)
+            self._stop = True
+            return
+        self._drain_ends = self._now + self._config.server.drain_s
+        self._log.info("draining", signal=number.name, at_most_s=self._config.server.drain_s)
+        self._step(Drain())
+
+    def _is_drained(self) -> bool:
+        snapshot = self._engine.snapshot()
+        sequences = sum(pool["sequences"] for pool in snapshot["pools"].values())
+        return not sequences and not snapshot["in_transit"] and not snapshot["queued"]
+
+    def _announce(self) -> None:
+        line = {
+            "event": "ready",
+            "endpoint": self._endpoint.address,
+            "attach": str(self._endpoint.attach_path),
+            "pid": os.getpid(),
+            "boot_id": self.boot_id,
+            "cache_id": self.cache_id,
+            "pools": list(self._pools),
+        }
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(line), flush=True)
+        self._log.info("ready", endpoint=self._endpoint.address, libzmq=zmq.zmq_version(), version=VERSION)
+
+    def _dump(self, error: Exception) -> None:
+        """Mark the tables first: the next start must not trust them, whatever happens to this report."""
+        for table in self._tables.values():
+            table.taint()
+        for at, command in self._recent:
+            print(json.dumps({"at": at, "command": repr(command)[:2000]}), file=sys.stderr)
+        self._log.critical("broken: this is a bug in radixkv", error=f"{type(error).__name__}: {error}", exc_info=error)
+
+
+def _outline(incoming: Incoming) -> str:
+    """A large request for the record: who and what, not its content."""
+    request: Request = incoming.request
+    kind = type(request.body).__name__
+    return f"Request({request.session}, {request.epoch}, {request.id}, {kind} in {incoming.size} bytes)"

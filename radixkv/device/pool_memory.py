@@ -1,0 +1,58 @@
+"""The memory of one pool as the daemon holds it: an arena it never maps, and the descriptor table it writes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+
+from radixkv.commands import PoolMap
+from radixkv.config import Layout, PoolConfig
+from radixkv.device import arena
+from radixkv.device.descriptors import Geometry
+from radixkv.device.writer import TableWriter
+
+
+def geometry_of(pool: PoolConfig, cache_id: str, sessions: int) -> Geometry:
+    return Geometry(
+        pool=pool.name,
+        cache_id=cache_id,
+        pages=pool.pages,
+        page_size=pool.spec.page_size,
+        namespaces=pool.namespaces,
+        sessions=sessions,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMemory:
+    """File descriptors and what a worker must know to use them."""
+
+    arena_fd: int
+    table: TableWriter
+    table_fd: int
+    """The table once more, for readers: nobody can write through this one."""
+    description: PoolMap
+
+    @classmethod
+    def create(cls, pool: PoolConfig, cache_id: str, sessions: int) -> PoolMemory:
+        """Reserve all of it. Errors: MemoryTooSmall."""
+        arena_fd = arena.create("arena", pool.arena_bytes)
+        try:
+            table = TableWriter(geometry_of(pool, cache_id, sessions))
+        except BaseException:
+            os.close(arena_fd)
+            raise
+        description = PoolMap(
+            name=pool.name,
+            pages=pool.pages,
+            arena_bytes=pool.arena_bytes,
+            table_bytes=table.geometry.table_bytes,
+            spec=asdict(pool.spec),
+            layout=Layout.of(pool.spec).as_dict(),
+        )
+        return cls(arena_fd, table, arena.reopen_readonly(table.fd), description)
+
+    def close(self) -> None:
+        self.table.close()
+        os.close(self.table_fd)
+        os.close(self.arena_fd)

@@ -1,0 +1,141 @@
+"""The daemon's ZeroMQ socket: requests in, each with the way back; replies out, none of which ever blocks.
+
+A peer that does not read, or is gone, loses its replies: they are counted here and still kept in the session's reply
+window, where a repeat of the request finds them. Frame ids are used for the way back and mean nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import zmq
+
+from radixkv.commands import Failure, Granted, Reply, Request
+from radixkv.config import Limits
+from radixkv.errors import BadRequest, RadixKVError
+from radixkv.ipc import wire
+from radixkv.ipc.attach import private_files
+from radixkv.ipc.endpoint import Endpoint, EndpointInUse
+
+SEND_QUEUE = 256
+RECEIVE_QUEUE = 32
+"""Messages libzmq holds for one peer and direction. A peer that sends faster is held back by its own socket."""
+
+_HANDSHAKE_MS = 3_000
+_LINGER_MS = 200
+_BACKLOG = 256
+
+
+class Incoming(NamedTuple):
+    route: bytes
+    request: Request
+    size: int
+    """Bytes of the frame."""
+
+
+class Router:
+    """Bound ROUTER socket. One thread uses it. Errors: EndpointInUse."""
+
+    def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
+        self._endpoint = endpoint
+        self._limits = limits
+        self._routes: dict[tuple[int, int], bytes] = {}
+        """Where the latest sender of a queued request is, by session and request id; oldest first."""
+        self.malformed = 0
+        self.dropped_replies = 0
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, _LINGER_MS),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.SNDHWM, SEND_QUEUE),
+            (zmq.RCVHWM, RECEIVE_QUEUE),
+            (zmq.MAXMSGSIZE, 2 * limits.message_bytes),
+            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+            (zmq.BACKLOG, _BACKLOG),
+        ):
+            self.socket.setsockopt(option, value)
+        try:
+            with private_files():
+                self.socket.bind(endpoint.address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise EndpointInUse(f"{endpoint.address} cannot be bound: {error.strerror}") from error
+
+    def receive(self) -> Incoming | None:
+        """The next request; None if nothing is there, or what was there could not be read and was answered."""
+        socket = self.socket
+        try:
+            route = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        if not socket.getsockopt(zmq.RCVMORE):
+            self._refuse(route, BadRequest("a request is one frame, not none"))
+            return None
+        frame = socket.recv(zmq.NOBLOCK)
+        if socket.getsockopt(zmq.RCVMORE):
+            self._refuse(route, BadRequest(f"a request is one frame, not {1 + self._skip_frames()}"))
+            return None
+        try:
+            return Incoming(route, wire.decode_request(frame, self._limits), len(frame))
+        except RadixKVError as error:
+            self._refuse(route, error)
+            return None
+
+    def _skip_frames(self) -> int:
+        """Take the rest of a message off the socket."""
+        count = 0
+        while self.socket.getsockopt(zmq.RCVMORE):
+            self.socket.recv(zmq.NOBLOCK)
+            count += 1
+        return count
+
+    def _refuse(self, route: bytes, error: RadixKVError) -> None:
+        self.malformed += 1
+        details = dict(error.details)
+        request = details.pop("request", wire.UNREADABLE)
+        self.send(route, int(request), Failure(error.code, error.message, details))
+
+    def send(self, route: bytes, request: int, reply: Reply) -> None:
+        """Send a reply, or drop and count it when the peer is gone or its queue is full."""
+        frame = wire.encode_reply(request, reply)
+        try:
+            self.socket.send(route, zmq.SNDMORE | zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            self.dropped_replies += 1
+            return
+        self.socket.send(frame, zmq.NOBLOCK)
+
+    # -- answers that come later --------------------------------------------------------------------------------
+
+    def remember(self, incoming: Incoming) -> None:
+        """This request waits in a queue: its answer goes to the latest place that asked."""
+        request = incoming.request
+        key = (request.session, request.id)
+        self._routes.pop(key, None)
+        self._routes[key] = incoming.route
+        if len(self._routes) > self._limits.queued:
+            del self._routes[next(iter(self._routes))]
+
+    def grant(self, granted: Granted) -> None:
+        """Send the answer of a request that waited. Without a known way back it stays in the reply window."""
+        route = self._routes.pop((granted.session, granted.request), None)
+        if route is None:
+            self.dropped_replies += 1
+        else:
+            self.send(route, granted.request, granted.reply)
+
+    def forget(self, session: int) -> None:
+        """A session is over: nobody asks for its queued requests any more."""
+        for key in [key for key in self._routes if key[0] == session]:
+            del self._routes[key]
+
+    def close(self) -> None:
+        """Give the last replies a moment to leave; remove the socket file."""
+        self.socket.close()
+        self._context.term()
+        with contextlib.suppress(FileNotFoundError):
+            self._endpoint.path.unlink()
