@@ -62,10 +62,8 @@ class Engine(State):
         """Carry out one command at ``now`` (monotonic seconds). See ``commands.Outcome``."""
         reply = self._request(command, now) if type(command) is Request else self._internal(command, now)
         for pool in self.pools.values():
-            if pool.gained:
-                pool.gained = False
-                if pool.waiting:
-                    reserving.serve_waiting(self, pool)
+            if pool.waiting:
+                reserving.serve_waiting(self, pool, now)
         outcome = Outcome(reply, self.writes, self.granted, [], self.ended)
         self.writes, self.granted, self.ended = [], [], []
         for pool in self.pools.values():
@@ -121,35 +119,41 @@ class Engine(State):
     def _request(self, request: Request, now: float) -> Reply | None:
         self.counters["requests"] += 1
         body = request.body
-        session: Worker | None = None
         try:
+            session = None
             if request.session or not isinstance(body, READ_ONLY):
                 session = self.sessions.find(request.session, request.epoch)
-            if now > request.deadline:
-                raise Timeout("the request came after its deadline: not executed", late_s=now - request.deadline)
-            if isinstance(body, READ_ONLY):
-                return self._read(body)
-            assert session is not None
+            if session is None or isinstance(body, READ_ONLY):
+                _in_time(request, now)
+                return self._read(body)  # type: ignore[arg-type]
             if request.id in session.waiting:
                 return None
             repeated = session.window.admit(request.id)
-            if repeated is not None:
-                self.counters["repeated_requests"] += 1
-                return repeated
-            reply = self._execute(session, request.id, body, now)
         except RadixKVError as error:
-            reply = failure(error)
-            self.counters["refused_requests"] += 1
-        if session is not None and reply is not None:
+            return self._refusal(error)
+        if repeated is not None:
+            self.counters["repeated_requests"] += 1
+            return repeated
+        try:
+            _in_time(request, now)
+            reply = self._execute(session, request, now)
+        except RadixKVError as error:
+            reply = self._refusal(error)
+        if reply is not None:
             session.window.keep(request.id, reply)
         return reply
+
+    def _refusal(self, error: RadixKVError) -> Reply:
+        self.counters["refused_requests"] += 1
+        return failure(error)
 
     def _read(self, body: Lookup | Stats) -> Reply:
         if isinstance(body, Stats):
             return Statistics(self.snapshot())
         return self._lookup(body)
 
-    def _execute(self, session: Worker, request: int, body: Body, now: float) -> Reply | None:
+    def _execute(self, session: Worker, request: Request, now: float) -> Reply | None:
+        body = request.body
         match body:
             case Step():
                 return batch.step(self, session, body)
@@ -203,13 +207,17 @@ class Engine(State):
     def _tick(self, tick: Tick, now: float) -> None:
         self.sessions.running_s = tick.running_s
         for pool in self.pools.values():
-            for waiting in pool.waiting.overdue(now):
-                late = reserving.overdue(self, pool, waiting, now)
-                reserving.answer_waiting(self, pool, waiting, failure(late))
-                pool.gained = True
+            if pool.waiting and self.sessions.lapsed(besides=0):
+                pool.gained = True  # who waits is short of pages: the lapsed give way
             if pool.retired:
                 pool.reclaim(SLICE_NODES)
         for seq in self.transit.overdue(now):
             self.counters["handoffs_expired"] += 1
             self.pools[seq.pool].close(seq)
         self.close_some(SLICE_SEQUENCES)
+
+
+def _in_time(request: Request, now: float) -> None:
+    """Errors: Timeout. Whoever sent the request has given up and believes that it was not executed."""
+    if now > request.deadline:
+        raise Timeout("the request came after its deadline: not executed", late_s=now - request.deadline)

@@ -38,6 +38,7 @@ def adopt(state: State, session: Worker, body: Adopt) -> Reply:
     seq.id, seq.session = body.seq, session.id
     session.sequences[body.seq] = seq
     state.charge(session, pool, seq.charged)
+    pool.gained = True  # a floor may lack fewer pages now
     _own(state, pool, seq)
     rows: list[CopyRow] = []
     if seq.source >= 0:

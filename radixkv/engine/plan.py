@@ -123,6 +123,8 @@ def _fits(pool: Pool, session: Worker, plan: ReservePlan, total: int) -> None:
     waking = pool.tree.idle_on_path(plan.match)
     if plan.match.pages > plan.shared + plan.copies and waking:
         waking -= 1
+    if plan.new == 0 and waking == 0:
+        return  # takes nothing from anybody, however short the pool is
     reserve = pool.config.decode_reserve_pages
     room = pool.room(floor_missing(pool, session)) - waking - reserve
     largest = pool.pages.size - reserve - (total - plan.new)

@@ -202,6 +202,7 @@ class Pool:
             seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
             seq.depth = full_pages
             self.counters["committed_pages"] += new
+            self.gained = True  # who waits may need fewer pages now
             self.writes.append(Publish(self.name, packed, False, parent, hashes, tokens))
             if self.copying:
                 self._sources_published(pages, seq.node)

@@ -6,7 +6,7 @@ planned anew. A reserve that may not wait is answered from what is available now
 
 from __future__ import annotations
 
-from radixkv.commands import Granted, NamespaceRecord, Reply, Reserve, failure
+from radixkv.commands import Granted, NamespaceRecord, Reply, Request, Reserve, failure
 from radixkv.engine import commit, plan
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
@@ -15,7 +15,7 @@ from radixkv.engine.waiting import Waiting
 from radixkv.errors import Draining, LimitExceeded, OutOfPages, RadixKVError, Timeout
 
 
-def reserve(state: State, session: Worker, request: int, body: Reserve, now: float) -> Reply | None:
+def reserve(state: State, session: Worker, request: Request, body: Reserve, now: float) -> Reply | None:
     if state.draining:
         raise Draining("the daemon takes nothing new")
     pool = state.pool(body.pool)
@@ -29,7 +29,8 @@ def reserve(state: State, session: Worker, request: int, body: Reserve, now: flo
     except OutOfPages as error:
         if error.never_fits or not body.wait_s:
             raise
-    _wait(state, session, pool, Waiting(session.id, request, body, now, now + body.wait_s))
+    until = min(now + body.wait_s, request.deadline)
+    _wait(state, session, pool, Waiting(session.id, request.id, body, now, until))
     return None
 
 
@@ -46,6 +47,7 @@ def try_reserve(state: State, session: Worker, pool: Pool, body: Reserve) -> Rep
         except OutOfPages as error:
             if error.never_fits or not state.revoke_lapsed(session):
                 raise
+    state.new_ids(session, body.seq, 1)  # anew: the session may have made others while this one waited
     namespace, made = pool.namespaces.open(body.namespace)
     if made:
         planned = planned._replace(match=planned.match._replace(node=namespace.root))
@@ -64,13 +66,18 @@ def _wait(state: State, session: Worker, pool: Pool, waiting: Waiting) -> None:
     pool.waiting.join(waiting)
 
 
-def serve_waiting(state: State, pool: Pool) -> None:
-    """From the front, as long as what is first in line fits."""
+def serve_waiting(state: State, pool: Pool, now: float) -> None:
+    """Answer those whose wait is over; then, if pages have come free, grant from the front what fits."""
+    for waiting in pool.waiting.overdue(now):
+        answer_waiting(state, pool, waiting, failure(_in_vain(state, pool, waiting, now)))
+        pool.gained = True
+    if not pool.gained:
+        return
+    pool.gained = False
     while pool.waiting:
         waiting = pool.waiting.first()
         session = state.sessions.find_quietly(waiting.session)
         try:
-            state.new_ids(session, waiting.body.seq, 1)
             reply = try_reserve(state, session, pool, waiting.body)
             state.counters["granted_after_waiting"] += 1
         except OutOfPages as error:
@@ -101,7 +108,7 @@ def cancel(state: State, session: Worker, request: int) -> None:
     pool.gained = True  # whoever is first now may fit
 
 
-def overdue(state: State, pool: Pool, waiting: Waiting, now: float) -> OutOfPages:
+def _in_vain(state: State, pool: Pool, waiting: Waiting, now: float) -> OutOfPages:
     """Why it did not fit, in numbers of now."""
     try:
         planned = plan_reserve(state.sessions.find_quietly(waiting.session), pool, waiting.body)
