@@ -26,17 +26,17 @@ def checks(config: Config) -> list[Check]:
 
 
 def open_files(limit: tuple[int, int], sessions: int) -> Check:
-    """``limit``: soft and hard number of open files."""
+    """``limit``: soft and hard number of open files; the daemon raises its soft limit to the hard one."""
     soft, hard = limit
     needed = FILES_OF_THE_DAEMON + FILES_OF_A_SESSION * sessions
-    detail = f"{_count(soft)} may be open (hard limit {_count(hard)}); {sessions} sessions need {needed:,}"
-    fix = f"ulimit -n {needed} (LimitNOFILE={needed} in a systemd unit), or lower limits.sessions"
-    if soft != UNLIMITED and soft < FILES_OF_THE_DAEMON:
-        return fail("open files", detail, fix)
-    if soft != UNLIMITED and soft < needed:
-        fit = (soft - FILES_OF_THE_DAEMON) // FILES_OF_A_SESSION
-        return warn("open files", f"{detail}, {fit:,} can be served", fix)
-    return ok("open files", detail)
+    detail = f"{_count(hard)} may be open (soft limit {_count(soft)}, which serve raises); "
+    fix = f"LimitNOFILE={needed} in a systemd unit, or ulimit -Hn as root, or lower limits.sessions"
+    if hard != UNLIMITED and hard < FILES_OF_THE_DAEMON:
+        return fail("open files", f"{detail}the daemon alone needs {FILES_OF_THE_DAEMON}", fix)
+    if hard != UNLIMITED and hard < needed:
+        fit = (hard - FILES_OF_THE_DAEMON) // FILES_OF_A_SESSION
+        return warn("open files", f"{detail}{sessions:,} sessions need {needed:,}, {fit:,} can be served", fix)
+    return ok("open files", f"{detail}{sessions:,} sessions need {needed:,}")
 
 
 def file_size(soft: int, arena_bytes: int) -> Check:

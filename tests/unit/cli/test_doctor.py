@@ -56,13 +56,14 @@ class TestMemory:
 class TestLimits:
     def test_enough_open_files(self) -> None:
         assert limits.open_files((4096, 4096), sessions=256).status == "ok"
+        assert limits.open_files((1024, 1_048_576), sessions=256).status == "ok"
         assert limits.open_files((UNLIMITED, UNLIMITED), sessions=256).status == "ok"
 
     def test_too_few_open_files_for_all_sessions(self) -> None:
-        found = limits.open_files((1024, 1_048_576), sessions=256)
+        found = limits.open_files((1024, 1024), sessions=256)
         assert found.status == "warn"
         assert "256 sessions need 1,088, 240 can be served" in found.detail
-        assert "ulimit -n 1088" in found.fix
+        assert "LimitNOFILE=1088" in found.fix
 
     def test_too_few_open_files_for_anything(self) -> None:
         assert limits.open_files((32, 32), sessions=256).status == "fail"
