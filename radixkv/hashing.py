@@ -8,6 +8,9 @@ trusting it is not.
 
 from __future__ import annotations
 
+from functools import cache
+from struct import Struct
+
 from xxhash import xxh3_128_digest
 
 from radixkv.types import HASH_BYTES
@@ -20,12 +23,14 @@ def namespace_root(canonical: bytes, invalidations: int) -> bytes:
 
 def chain(parent: bytes, tokens: bytes, page_token_bytes: int) -> bytes:
     """Chain hashes of consecutive full pages: ``len(tokens) // page_token_bytes`` hashes of 16 bytes, joined."""
-    out = []
     digest = xxh3_128_digest
-    for start in range(0, len(tokens), page_token_bytes):
-        parent = digest(parent + tokens[start : start + page_token_bytes])
-        out.append(parent)
-    return b"".join(out)
+    pages = _page_cutter(page_token_bytes).iter_unpack(tokens)
+    return b"".join([parent := digest(parent + page) for (page,) in pages])
+
+
+@cache
+def _page_cutter(page_token_bytes: int) -> Struct:
+    return Struct(f"{page_token_bytes}s")
 
 
 def last(hashes: bytes | bytearray) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from radixkv.allocator.free_list import FreeList
-from radixkv.allocator.page_states import TRANSITIONS, Event, State
+from radixkv.allocator.page_states import ILLEGAL, NEXT, Event, State
 from radixkv.errors import BrokenInvariant
 
 _FEW = 24
@@ -48,22 +48,23 @@ class PagePool:
 
     def move(self, pages: array[int], state: State, event: Event) -> None:
         """All ``pages`` are in ``state``; ``event`` happens to them. Anything else is a bug (I1, I3)."""
-        after = TRANSITIONS.get((state, event))
-        if after is None:
+        before = int(state)
+        after = NEXT[event][before]
+        if after == ILLEGAL:
             raise BrokenInvariant("I1", f"a {state.name} page cannot {event.name}")
         count = len(pages)
         if count < _FEW:
             states = self.states
             for page in pages:
-                if states[page] != state:
+                if states[page] != before:
                     raise BrokenInvariant("I3", f"page {page} is {State(states[page]).name}, not {state.name}")
                 states[page] = after
         else:
             ids = np.frombuffer(pages, np.int32)
-            if (self._states[ids] != state).any():
+            if self._states.take(ids).tobytes() != bytes((before,)) * count:
                 raise BrokenInvariant("I3", f"of {count} pages not all are {state.name}")
             self._states[ids] = after
-        self.counts[state] -= count
+        self.counts[before] -= count
         self.counts[after] += count
 
     def hold(self, page: int, times: int = 1) -> None:

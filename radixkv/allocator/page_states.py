@@ -69,3 +69,9 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.CACHED, Event.SAVE): State.SAVING,
     (State.SAVING, Event.SAVED): State.CACHED,
 }
+
+ILLEGAL = -1
+NEXT: tuple[tuple[int, ...], ...] = tuple(
+    tuple(int(TRANSITIONS.get((state, event), ILLEGAL)) for state in State) for event in Event
+)
+"""The same table for the hot path: ``NEXT[event][state]``, plain ints."""

@@ -46,6 +46,8 @@ def step(state: State, session: Worker, body: Step) -> Reply:
 def _each(state: State, session: Worker, verb: Callable[[State, Worker, I], R], items: list[I]) -> list[R | Failure]:
     """One result an item: each fails alone."""
     results: list[R | Failure] = []
+    if not items:
+        return results
     for item in items:
         try:
             results.append(verb(state, session, item))

@@ -64,10 +64,13 @@ class Engine(State):
         for pool in self.pools.values():
             if pool.waiting:
                 reserving.serve_waiting(self, pool, now)
-        outcome = Outcome(reply, self.writes, self.granted, [], self.ended)
-        self.writes, self.granted, self.ended = [], [], []
-        for pool in self.pools.values():
-            pool.writes = self.writes
+        outcome = Outcome(reply)
+        if self.writes:
+            outcome.writes = self.writes.copy()
+            self.writes.clear()
+        if self.granted or self.ended:
+            outcome.granted, outcome.ended = self.granted, self.ended
+            self.granted, self.ended = [], []
         return outcome
 
     def next_deadline(self) -> float | None:

@@ -122,7 +122,8 @@ class State:
             raise LimitExceeded(
                 "too many sequences", sequences=len(session.sequences) + count, limit=limits.sequences_per_session
             )
-        if any(first + index in session.sequences for index in range(count)):
+        taken = session.sequences
+        if first in taken or (count > 1 and not taken.keys().isdisjoint(range(first, first + count))):
             raise BadRequest("this sequence id is in use", sequence=first)
 
     def live_sequences(self) -> list[Sequence]:

@@ -7,6 +7,7 @@ several sockets.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 from radixkv.errors import BadRequest
@@ -15,12 +16,13 @@ R = TypeVar("R")
 
 SPAN = 1024
 """How far behind the newest id a request may arrive and still be executed."""
+_MASK = (1 << SPAN) - 1
 
 
 class ReplyWindow(Generic[R]):
     def __init__(self, keep: int) -> None:
         self._keep = keep
-        self._replies: dict[int, R] = {}
+        self._replies: OrderedDict[int, R] = OrderedDict()
         self._newest = 0
         self._seen = 0
         """Bit i: id newest - i has been taken in."""
@@ -42,7 +44,7 @@ class ReplyWindow(Generic[R]):
             return kept
         behind = self._newest - request
         if behind < 0:
-            self._seen = ((self._seen << -behind) & ((1 << SPAN) - 1)) | 1 if -behind < SPAN else 1
+            self._seen = ((self._seen << -behind) & _MASK) | 1 if -behind < SPAN else 1
             self._newest = request
         elif behind >= SPAN or self._seen >> behind & 1:
             raise BadRequest("this request id is too old: its reply is no longer kept", id=request, newest=self._newest)
@@ -54,4 +56,4 @@ class ReplyWindow(Generic[R]):
         replies = self._replies
         replies[request] = reply
         if len(replies) > self._keep:
-            del replies[next(iter(replies))]
+            replies.popitem(last=False)
