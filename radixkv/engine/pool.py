@@ -232,10 +232,10 @@ class Pool:
 
     def _sources_published(self, pages: array[int], node: Node) -> None:
         """Others still copy rows from pages that have just entered the tree: from now on they hold them there."""
-        for page in pages:
+        for place, page in enumerate(pages):
             for sharer in self.copying.pop(page, ()):
-                self.tree.hold(node)
-                sharer.source_node = node
+                sharer.source_node = self.tree.node_at(node, len(pages) - 1 - place)
+                self.tree.hold(sharer.source_node)
                 self.pages.drop(page)
 
     def chain_before(self, seq: Sequence) -> bytes:

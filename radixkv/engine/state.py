@@ -123,7 +123,7 @@ class State:
                 "too many sequences", sequences=len(session.sequences) + count, limit=limits.sequences_per_session
             )
         taken = session.sequences
-        if first in taken or (count > 1 and not taken.keys().isdisjoint(range(first, first + count))):
+        if (count and first in taken) or (count > 1 and not taken.keys().isdisjoint(range(first, first + count))):
             raise BadRequest("this sequence id is in use", sequence=first)
 
     def live_sequences(self) -> list[Sequence]:
