@@ -38,13 +38,18 @@ from radixkv.commands import (
     Drain,
     EndSession,
     Failure,
+    Heartbeat,
+    Lookup,
     MappingGone,
     OpenSession,
     Outcome,
     PoolMap,
     Request,
+    Reserve,
     SessionRecord,
     Statistics,
+    Stats,
+    Step,
     Tick,
     Welcome,
 )
@@ -70,6 +75,9 @@ CHECK_PAGES_MAX = 16_384
 """Pools larger than this in all are recounted only with ``paranoid``: a recount must not be felt."""
 
 _REQUESTS_BEFORE_TICK = 64
+_LEAVE_NOTHING_PENDING = frozenset((Reserve, Step, Heartbeat, Lookup, Stats))
+"""Commands that, answered, give nobody a new deadline: after them the engine is not asked for its next one again."""
+
 _RECENT_COMMANDS = 256
 _RECENT_BYTES = 16 * 1024
 """Requests larger than this are remembered without their content."""
@@ -176,6 +184,7 @@ class Daemon:
         self._running_s = 0.0
         self._next_tick = self._next_check = self._now
         self._until_tick = _REQUESTS_BEFORE_TICK
+        self._deadline = math.inf
         self._drain_ends = math.inf
         self._stop = False
 
@@ -224,10 +233,7 @@ class Daemon:
     def _timeout_ms(self) -> int:
         if self._engine.has_work():
             return 0
-        due = self._next_tick if self._drain_ends is math.inf else min(self._next_tick, self._drain_ends)
-        deadline = self._engine.next_deadline()
-        if deadline is not None and deadline < due:
-            due = deadline
+        due = min(self._next_tick, self._deadline, self._drain_ends)
         return max(0, math.ceil((due - self._now) * 1000))
 
     def _serve_time(self, asked: bool) -> None:
@@ -236,8 +242,7 @@ class Daemon:
         if asked and self._until_tick:
             return
         self._until_tick = _REQUESTS_BEFORE_TICK
-        deadline = self._engine.next_deadline()
-        if self._now >= self._next_tick or self._engine.has_work() or (deadline is not None and self._now >= deadline):
+        if self._now >= min(self._next_tick, self._deadline) or self._engine.has_work():
             self._tick()
 
     def _tick(self) -> None:
@@ -262,7 +267,10 @@ class Daemon:
         reply = outcome.reply
         if reply is None:
             self._router.remember(incoming)
+            self._look_ahead()
         else:
+            if type(request.body) not in _LEAVE_NOTHING_PENDING:
+                self._look_ahead()
             if type(reply) is Statistics:
                 reply = self._statistics(reply)
             self._router.send(incoming.route, request.id, reply)
@@ -276,7 +284,13 @@ class Daemon:
         self._recent.append((self._now, command))
         outcome = self._carry_out(command)
         self._deliver(outcome)
+        self._look_ahead()
         return outcome
+
+    def _look_ahead(self) -> None:
+        """When the engine wants a tick because somebody's time is over."""
+        deadline = self._engine.next_deadline()
+        self._deadline = math.inf if deadline is None else deadline
 
     def _carry_out(self, command: Command) -> Outcome:
         """One command to its end: when this returns, the descriptor tables say so, and replies may leave."""

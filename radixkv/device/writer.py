@@ -167,8 +167,9 @@ class TableWriter:
             column = {STATE: self._states, STAMP: self._stamps, OWNER: self._owners}[offset]
             column[_indices(pages)] = value
             return
-        for at in self._offsets(pages):
-            _WORD.pack_into(self._memory, at + offset, value)
+        memory, start, size = self._memory, self._records_at + offset, self._record_bytes
+        for page in memoryview(pages).cast("i"):
+            _WORD.pack_into(memory, start + page * size, value)
 
     def _offsets(self, pages: bytes) -> list[int]:
         start, size = self._records_at, self._record_bytes
@@ -218,4 +219,4 @@ def apply_all(tables: Mapping[str, TableWriter], writes: Iterable[Write]) -> Non
             for table in tables.values():
                 table.apply(write)
         else:
-            tables[write.pool].apply(write)  # type: ignore[union-attr]
+            _STORE[type(write)](tables[write.pool], write)  # type: ignore[union-attr]
