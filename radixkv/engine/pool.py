@@ -189,6 +189,8 @@ class Pool:
             pages = seq.pages[first : first + shadows]
             self.pages.move(pages, State.PRIVATE, Event.SHADE)
             seq.shadows.update(pages)
+            for page in pages if self.copying else ():
+                self.copying.pop(page, None)  # its further holders are counted like those of any shadow
             self.counters["shadow_pages"] += shadows
             cut = shadows * 16
             self.writes.append(
