@@ -1,0 +1,303 @@
+"""Operations on sequences, packed into messages so that each sequence sees them in the order they were asked for.
+
+A Step carries its lists out in a fixed order: copied, free, truncate, commit, extend, share. ``pack`` puts an item
+into the first message in which that order is right for its sequence::
+
+    asked for (a, b: sequences)                  messages
+    commit a, truncate b, extend a               step{truncate b; commit a; extend a}
+    extend a, commit a, free a                   step{extend a}, step{commit a}, step{free a}
+    commit a, handoff a                          step{commit a}, handoff a
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from radixkv.client.sequence import SequenceState
+from radixkv.commands import (
+    Body,
+    Commit,
+    Compact,
+    Compacted,
+    Extend,
+    Failure,
+    Free,
+    Handoff,
+    Reply,
+    Request,
+    Share,
+    Shared,
+    Step,
+    Stepped,
+    Truncate,
+    Truncated,
+)
+from radixkv.errors import BadRequest, RadixKVError, SessionLost, StaleHandle, VersionMismatch, from_code
+
+
+def as_error(failure: Failure) -> RadixKVError:
+    return from_code(failure.code, failure.message, failure.details)
+
+
+class Item:
+    """One operation on one sequence and, once answered, what came of it: ``error``, or None and ``value``."""
+
+    __slots__ = ("error", "seq", "value")
+
+    field: ClassVar[str] = ""
+    """The list of a Step it travels in; "" if it is a message of its own."""
+    rank: ClassVar[int] = 0
+    """The place of that list in a Step's order."""
+
+    def __init__(self, seq: SequenceState) -> None:
+        self.seq = seq
+        self.value: Any = None
+        self.error: RadixKVError | None = None
+
+    @property
+    def record(self) -> Any:
+        """What travels."""
+        raise NotImplementedError
+
+    def apply(self, result: Any) -> None:
+        """Change the sequence as a good answer says."""
+
+    def settle(self, result: Any) -> None:
+        if isinstance(result, Failure):
+            self.error = as_error(result)
+        else:
+            self.error = None
+            self.apply(result)
+
+    def outcome(self) -> Any:
+        """The value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class CopiedItem(Item):
+    __slots__ = ()
+    field, rank = "copied", 0
+
+    @property
+    def record(self) -> int:
+        return self.seq.id
+
+    def apply(self, result: Any) -> None:  # noqa: ARG002 - the answer says nothing more
+        self.seq.rows_copied()
+
+
+class FreeItem(Item):
+    __slots__ = ()
+    field, rank = "free", 1
+
+    @property
+    def record(self) -> Free:
+        return Free(self.seq.id)
+
+
+class TruncateItem(Item):
+    __slots__ = ("copy", "n")
+    field, rank = "truncate", 2
+
+    def __init__(self, seq: SequenceState, n: int, copy: bool = True) -> None:
+        super().__init__(seq)
+        self.n = natural("truncate", n)
+        self.copy = copy
+
+    @property
+    def record(self) -> Truncate:
+        return Truncate(self.seq.id, self.n)
+
+    def apply(self, result: Truncated) -> None:
+        self.seq.truncated_to(self.n, result, self.copy)
+
+
+class CommitItem(Item):
+    __slots__ = ("n",)
+    field, rank = "commit", 3
+
+    def __init__(self, seq: SequenceState, n: int) -> None:
+        super().__init__(seq)
+        self.n = natural("commit", n)
+
+    @property
+    def record(self) -> Commit:
+        return Commit(self.seq.id, self.n)
+
+    def apply(self, result: Any) -> None:  # noqa: ARG002 - the answer says nothing more
+        self.seq.committed_to(self.n)
+
+
+class ExtendItem(Item):
+    __slots__ = ("headroom", "tokens")
+    field, rank = "extend", 4
+
+    def __init__(self, seq: SequenceState, tokens: bytes, headroom: int) -> None:
+        super().__init__(seq)
+        self.tokens = tokens
+        self.headroom = natural("headroom_tokens", headroom)
+
+    @property
+    def record(self) -> Extend:
+        return Extend(self.seq.id, self.tokens, self.headroom)
+
+    def apply(self, result: bytes) -> None:
+        self.seq.extended_by(self.tokens, result)
+
+
+class ShareItem(Item):
+    """``value``: the children. ``first_child`` begins a run of ids nobody else gets."""
+
+    __slots__ = ("at", "copy", "count", "first_child")
+    field, rank = "share", 5
+
+    def __init__(self, seq: SequenceState, at: int | None, count: int, copy: bool = True) -> None:
+        super().__init__(seq)
+        self.at = None if at is None else natural("at", at)
+        self.count = natural("count", count)
+        self.copy = copy
+        self.first_child = 0
+
+    @property
+    def record(self) -> Share:
+        return Share(self.seq.id, self.at, self.count, self.first_child)
+
+    def apply(self, result: Shared) -> None:
+        self.value = [self.seq.child(self.first_child + i, i, result, self.copy) for i in range(self.count)]
+
+
+class HandoffItem(Item):
+    __slots__ = ("ticket", "ttl_s")
+    rank = 6
+
+    def __init__(self, seq: SequenceState, ticket: bytes, ttl_s: float) -> None:
+        super().__init__(seq)
+        self.ticket = self.value = ticket
+        self.ttl_s = ttl_s
+
+    @property
+    def record(self) -> Handoff:
+        return Handoff(self.seq.id, self.ticket, self.ttl_s)
+
+    def apply(self, result: Any) -> None:  # noqa: ARG002 - the answer says nothing more
+        self.seq.closed = True
+
+
+class CompactItem(Item):
+    __slots__ = ()
+    rank = 6
+
+    @property
+    def record(self) -> Compact:
+        return Compact(self.seq.id)
+
+    def apply(self, result: Compacted) -> None:
+        self.seq.compacted_to(result.page_table)
+
+
+class Batch:
+    """The items of one message: a Step, or the one item that is a message of its own."""
+
+    __slots__ = ("dropped", "items")
+
+    def __init__(self, dropped: Iterable[int] = ()) -> None:
+        self.items: list[Item] = []
+        self.dropped = list(dropped)
+        """Ids nobody holds any more; freed first, whatever the answer."""
+
+    def body(self) -> Body:
+        if self.items and not self.items[0].field:
+            return self.items[0].record  # type: ignore[no-any-return]
+        lists: dict[str, list[Any]] = {"free": [Free(seq) for seq in self.dropped]} if self.dropped else {}
+        for item in self.items:
+            lists.setdefault(item.field, []).append(item.record)
+        return Step(**lists)
+
+    def settle(self, reply: Reply) -> None:
+        """Give each item its result; a Failure of the whole message is everybody's."""
+        if not isinstance(reply, Stepped):
+            for item in self.items:
+                item.settle(reply)
+            return
+        results = {name: iter(getattr(reply, name)) for name in Stepped.__struct_fields__}
+        try:
+            for _ in self.dropped:
+                next(results["free"])
+            for item in self.items:
+                item.settle(next(results[item.field]))
+        except StopIteration:
+            raise VersionMismatch("the daemon's answer has fewer results than the message had items") from None
+
+
+class Outgoing:
+    """A message on its way: settled when the reply comes, whichever thread reads it."""
+
+    __slots__ = ("batch", "deferred", "repeated", "reply", "request")
+
+    def __init__(self, request: Request, batch: Batch | None = None, deferred: bool = False) -> None:
+        self.request = request
+        self.batch = batch
+        self.deferred = deferred
+        """It comes from the outbox: its errors surface at the next call on their sequences."""
+        self.repeated = False
+        self.reply: Reply | None = None
+
+    def settle(self, reply: Reply) -> None:
+        """Once: a second reply (of a repeat) changes nothing."""
+        if self.reply is not None:
+            return
+        self.reply = reply
+        if self.batch is None:
+            return
+        for item in self.batch.items:
+            if self in item.seq.unsettled:
+                item.seq.unsettled.remove(self)
+                self._distrust(item.seq, reply)
+        self.batch.settle(reply)
+
+    def _distrust(self, seq: SequenceState, reply: Reply) -> None:
+        """A repeat that is refused as too old: what the sequence is in the daemon cannot be found out any more."""
+        if self.repeated and isinstance(reply, Failure) and reply.code == BadRequest.code:
+            seq.broken = StaleHandle("whether its last request was executed is not known any more", seq=seq.id)
+
+
+def pack(items: Iterable[Item], limit: int = 4096) -> list[Batch]:
+    """The fewest messages of at most ``limit`` items in which each sequence's items keep their order."""
+    batches: list[Batch] = []
+    places: dict[int, tuple[int, int]] = {}
+    for item in items:
+        first, rank = places.get(id(item.seq), (0, -1))
+        if item.rank < rank or rank == HandoffItem.rank:
+            first += 1
+        at = _room(batches, first, item, limit)
+        batches[at].items.append(item)
+        places[id(item.seq)] = (at, item.rank)
+    return batches
+
+
+def _room(batches: list[Batch], first: int, item: Item, limit: int) -> int:
+    """Index of the first message from ``first`` on that can take the item; a new one if there is none."""
+    for at in range(first, len(batches)):
+        held = batches[at].items
+        if item.field and held[0].field and len(held) < limit:
+            return at
+    batches.append(Batch())
+    return len(batches) - 1
+
+
+def lost(reply: Reply) -> bool:
+    return isinstance(reply, Failure) and reply.code == SessionLost.code
+
+
+def natural(name: str, value: Any) -> int:
+    """A whole number from 0. Errors: BadRequest."""
+    try:
+        number = value.__index__()
+    except (AttributeError, TypeError):
+        raise BadRequest(f"{name} is a whole number, not {value!r}") from None
+    if not 0 <= number < 2**63:
+        raise BadRequest(f"{name} is at least 0", value=float(number))
+    return int(number)

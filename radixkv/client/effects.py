@@ -1,0 +1,84 @@
+"""What a verb asks of the shell that runs it.
+
+A verb is a generator: it yields an effect, gets the answer sent in (or an error thrown in), and returns its result. The
+synchronous shell carries effects out with blocking calls; an asyncio shell would await them. No verb is written twice.
+
+::
+
+    verb                                     shell
+      yield NeedSession()        ------>     wait until connected
+                                 <------     Session
+      yield Ask([Reserve(...)])  ------>     number, send, receive
+                                 <------     [Reserved] or throw(Timeout)
+      return Sequence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from radixkv.client.batch import Batch, Outgoing
+from radixkv.client.outbox import Event
+from radixkv.client.sequence import SequenceState
+from radixkv.client.session import Session
+from radixkv.commands import Body, Reply
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class NeedSession:
+    """The session to work in; waits until there is one. Throws Unavailable."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """Send these in order, in one round trip, behind what the outbox has ready; gives their replies (``answers``).
+
+    ``wait_s``: how much longer than the client's timeout the reply may take. Without parts: only the outbox is sent.
+    Throws Timeout, Unavailable; ``sent`` then says what may have been executed.
+    """
+
+    session: Session
+    parts: Sequence[Body | Batch] = ()
+    wait_s: float = 0.0
+    sent: list[Outgoing] = field(default_factory=list)
+
+    def answers(self) -> list[Reply]:
+        return [out.reply for out in self.sent if out.reply is not None]
+
+
+@dataclass(slots=True)
+class Repeat:
+    """Send a request again under its old id; gives its reply. Throws like Ask."""
+
+    session: Session
+    outgoing: Outgoing
+
+
+@dataclass(slots=True)
+class Synchronize:
+    """Wait for the device."""
+
+    event: Event
+
+
+@dataclass(slots=True)
+class Linger:
+    """Wait until the event is done (None: an instant), at most until a monotonic time (None: as long as it takes)."""
+
+    event: Event | None
+    until: float | None
+
+
+@dataclass(slots=True)
+class NeedQuiet:
+    """Wait until nothing of this sequence is on its way any more. Throws Timeout."""
+
+    seq: SequenceState
+
+
+Effect = NeedSession | Ask | Repeat | Synchronize | Linger | NeedQuiet
+Verb: TypeAlias = Generator[Effect, Any, T]

@@ -1,0 +1,90 @@
+"""A pool's memory, mapped into this process: pages to read and write, generations to check them by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from mmap import mmap
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.client import forks
+from radixkv.client.session import Pages, Session
+from radixkv.commands import CopyRow
+from radixkv.config import DTYPE_BYTES, KVSpec, Layout
+from radixkv.device import arena
+from radixkv.device.descriptors import TableReader
+from radixkv.errors import BadRequest
+from radixkv.ipc.attach import Mapping
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SAME_SIZE: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
+"""Rows are moved as whole numbers of the element's size: numpy has no bfloat16, and a copy need not know."""
+
+
+class PoolMemory:
+    """Arena and descriptor table of one pool. Stays mapped as long as a view, a tensor or a sequence needs it.
+
+    A forked child does not inherit the mapping: a view used there ends the child.
+    """
+
+    def __init__(self, mapping: Mapping) -> None:
+        """Maps both descriptors and closes them. Errors: VersionMismatch for a table of another format."""
+        pool = mapping.pool
+        try:
+            self._table = TableReader(mapping.table_fd)
+            self._arena = arena.map_shared(mapping.arena_fd, pool.arena_bytes)
+        finally:
+            os.close(mapping.arena_fd)
+        forks.register_mapping(self._arena)
+        forks.register_mapping(cast("mmap", self._table.records.base))
+        self.name = pool.name
+        self.pages = pool.pages
+        self.spec = KVSpec(**pool.spec)
+        self.layout = Layout.from_dict(pool.layout)
+        self._rows = self._row_view()
+        self._views: list[Any] | None = None
+
+    def keys(self, layer: int) -> Tensor:
+        """Torch view [pages, page_size, kv_heads, head_dim]."""
+        return cast("Tensor", self._layer(layer)[0])
+
+    def values(self, layer: int) -> Tensor:
+        return cast("Tensor", self._layer(layer)[1])
+
+    def generations(self, pages: Pages) -> NDArray[Any]:
+        return self._table.generations(pages)
+
+    def knows(self, session: Session) -> bool:
+        entry = self._table.session(session.welcome.slot)
+        return (entry.session, entry.epoch) == (session.id, session.epoch)
+
+    def copy_rows(self, rows: Iterable[CopyRow]) -> bool:
+        """Copy the first ``n`` token rows of each source page into its target, all layers, keys and values."""
+        for source, target, n in rows:
+            self._rows[target, :, :, :n] = self._rows[source, :, :, :n]
+        return True
+
+    def _row_view(self) -> NDArray[Any]:
+        """The arena as [pages, layers, 2, page_size, kv_heads, head_dim] of whole numbers."""
+        layout = self.layout
+        size = DTYPE_BYTES[layout.dtype]
+        strides = (
+            layout.page_stride, layout.layer_stride, layout.kv_stride,
+            layout.token_stride, layout.head_stride, layout.dim_stride,
+        )  # fmt: skip
+        shape = (self.pages, layout.layers, 2, layout.page_size, layout.kv_heads, layout.head_dim)
+        return np.ndarray(shape, _SAME_SIZE[size], self._arena, 0, tuple(stride * size for stride in strides))
+
+    def _layer(self, layer: int) -> Any:
+        if self._views is None:
+            from radixkv.kernels.layout import views
+
+            self._views = views(self._arena, self.layout, self.pages)
+        if not 0 <= layer < len(self._views):
+            raise BadRequest(f"the pool has layers 0 to {len(self._views) - 1}", layer=layer)
+        return self._views[layer]

@@ -1,0 +1,246 @@
+"""What is to be sent without a caller waiting for it: fenced operations, forgotten sequences, cancelled requests.
+
+::
+
+    seq.commit(16, after=e1)   queue of seq:  [commit 16 | e1] [commit 32 | e2] [free | -]
+    seq.commit(32, after=e2)                   front: goes out when e1 is done, e2 not before it
+    seq.free()                                 no fence of its own: goes out behind the others
+
+Any thread's next message, and the heartbeat, takes along what is ready. A sequence with operations on their way
+(``flying``) sends nothing more until they are answered: messages of different threads may overtake each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from radixkv.client.batch import Batch, FreeItem, HandoffItem, Item, TruncateItem, pack
+from radixkv.client.sequence import SequenceState
+from radixkv.client.session import Session
+from radixkv.commands import Cancel
+from radixkv.errors import RadixKVError, SessionLost, Unavailable
+
+ITEMS_A_MESSAGE = 1024
+FAILED_KEPT = 1024
+"""Sequences whose deferred errors wait for a flush; those before them are forgotten."""
+
+
+class Event(Protocol):
+    """A fence: something on a device that is done or not yet. ``torch.cuda.Event`` is one.
+
+    ``query`` has to answer at once and must not call radixkv: it runs inside whatever call comes next.
+    """
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> Any: ...
+
+
+class Deferred:
+    """An operation behind its fence."""
+
+    __slots__ = ("event", "failure", "item")
+
+    def __init__(self, item: Item, event: Event | None) -> None:
+        self.item = item
+        self.event = event
+        self.failure: RadixKVError | None = None
+
+    def done(self) -> bool:
+        """Has the device finished? An event that fails is ``failure``: what it fenced is not known to be good."""
+        if self.event is None:
+            return True
+        try:
+            return bool(self.event.query())
+        except Exception as error:  # noqa: BLE001 - foreign code; its failure belongs to whoever gave us the event
+            self.failure = Unavailable(f"the event of a fenced operation failed: {error!r}")
+            return True
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self.changed: Callable[[], None] = _nothing
+        """Called when operations on their way have been answered (a shell wakes those that wait for it)."""
+        self.stirred: Callable[[], None] = _nothing
+        """Called when the first fenced operation goes in (a shell begins to look after them)."""
+        self._lock = threading.Lock()
+        self._dropped: deque[tuple[Session, int, float]] = deque()
+        self._cancels: deque[tuple[Session, int]] = deque()
+        self._queues: dict[SequenceState, deque[Deferred]] = {}
+        self._flying: dict[SequenceState, list[Item]] = {}
+        self._failed: deque[SequenceState] = deque(maxlen=FAILED_KEPT)
+
+    # -- putting in -----------------------------------------------------------------------------------------------
+
+    def drop(self, session: Session, sequence: int, not_before: float = 0.0) -> None:
+        """Free an id that nobody holds. Safe in a finaliser: it takes no lock.
+
+        ``not_before``: the deadline of the request that may still create it.
+        """
+        self._dropped.append((session, sequence, not_before))
+
+    def cancel(self, session: Session, request: int) -> None:
+        self._cancels.append((session, request))
+
+    def defer(self, item: Item, event: Event | None) -> None:
+        with self._lock:
+            first = not self._queues
+            self._queues.setdefault(item.seq, deque()).append(Deferred(item, event))
+        if first:
+            self.stirred()
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Fenced operations that have not gone out yet."""
+        with self._lock:
+            return sum(len(queue) for queue in self._queues.values())
+
+    def behind(self, seq: SequenceState) -> bool:
+        """Has the next operation of this sequence to queue?"""
+        return seq in self._queues or seq in self._flying
+
+    def flying(self, seq: SequenceState) -> bool:
+        return seq in self._flying
+
+    def fenced(self, seq: SequenceState, before_extend: bool = False) -> list[Deferred]:
+        """What to synchronize before all queued operations (or, before an extend, the last truncate) are ready."""
+        with self._lock:
+            queue = list(self._queues.get(seq, ()))
+        if before_extend:
+            while queue and not isinstance(queue[-1].item, TruncateItem):
+                queue.pop()
+        return [deferred for deferred in queue if deferred.event is not None]
+
+    def truncates(self, seq: SequenceState) -> bool:
+        """Is a truncate of this sequence queued or on its way?"""
+        if not self.behind(seq):
+            return False
+        with self._lock:
+            items = [deferred.item for deferred in self._queues.get(seq, ())] + self._flying.get(seq, [])
+        return any(isinstance(item, TruncateItem) for item in items)
+
+    def unfinished(self, pool: Any) -> list[Deferred | SequenceState]:
+        """Of one pool: the operation at the front of each queue, and sequences with operations on their way."""
+        with self._lock:
+            fronts = [queue[0] for seq, queue in self._queues.items() if seq.pool is pool and queue]
+            return [*fronts, *(seq for seq in self._flying if seq.pool is pool)]
+
+    def failure(self, pool: Any) -> RadixKVError | None:
+        """The first deferred error of a pool that nobody has seen; it counts as seen."""
+        for seq in list(self._failed):
+            if seq.pool is pool and seq.deferred_error is not None:
+                return seen(seq)
+        return None
+
+    # -- taking out -----------------------------------------------------------------------------------------------
+
+    def take(self, session: Session, now: float) -> tuple[list[Batch], list[Cancel]]:
+        """All that is ready. Each batch must come back by ``landed``."""
+        if not (self._dropped or self._queues or self._cancels):
+            return [], []
+        with self._lock:
+            dropped = self._ready_drops(session, now)
+            cancels = self._ready_cancels(session)
+            items = self._ready_items(session)
+            batches = _with_drops(pack(items, ITEMS_A_MESSAGE), dropped)
+        return batches, cancels
+
+    def _ready_drops(self, session: Session, now: float) -> list[int]:
+        ready = []
+        for _ in range(len(self._dropped)):
+            owner, sequence, not_before = self._dropped.popleft()
+            if owner is not session:
+                continue
+            if not_before > now:
+                self._dropped.append((owner, sequence, not_before))
+            else:
+                ready.append(sequence)
+        return ready
+
+    def _ready_cancels(self, session: Session) -> list[Cancel]:
+        ready = []
+        while self._cancels:
+            owner, request = self._cancels.popleft()
+            if owner is session:
+                ready.append(Cancel(request))
+        return ready
+
+    def _ready_items(self, session: Session) -> list[Item]:
+        items: list[Item] = []
+        for seq, queue in list(self._queues.items()):
+            if seq.session is not session:
+                self._lose(seq)
+                continue
+            if seq in self._flying:
+                continue
+            while queue and queue[0].done():
+                front = queue.popleft()
+                if front.failure is not None:
+                    self._distrust(seq, queue, front)
+                    continue
+                items.append(front.item)
+                self._flying.setdefault(seq, []).append(front.item)
+            if not queue:
+                del self._queues[seq]
+        return items
+
+    def _distrust(self, seq: SequenceState, queue: deque[Deferred], front: Deferred) -> None:
+        """After a fence that failed nothing of the sequence is published any more; giving it up is still right."""
+        left = [Deferred(deferred.item, None) for deferred in (front, *queue) if isinstance(deferred.item, FreeItem)]
+        queue.clear()
+        queue.extend(left)
+        if front.failure is not None:
+            self._note(seq, front.failure)
+
+    def _lose(self, seq: SequenceState) -> None:
+        queue = self._queues.pop(seq)
+        if any(not isinstance(deferred.item, FreeItem | HandoffItem) for deferred in queue):
+            self._note(seq, SessionLost("the session ended before a fenced operation went out"))
+
+    # -- coming back ----------------------------------------------------------------------------------------------
+
+    def landed(self, batch: Batch, session: Session, unanswered: bool = False) -> None:
+        """A batch of ours was answered, or never will be: then what was to be freed is freed again later."""
+        with self._lock:
+            for item in batch.items:
+                flying = self._flying.get(item.seq, [])
+                if item in flying:
+                    flying.remove(item)
+                if not flying:
+                    self._flying.pop(item.seq, None)
+                if item.error is not None:
+                    self._note(item.seq, item.error)
+        if unanswered:
+            for sequence in batch.dropped:
+                self.drop(session, sequence)
+        self.changed()
+
+    def _note(self, seq: SequenceState, error: RadixKVError) -> None:
+        if seq.deferred_error is None:
+            seq.deferred_error = error
+        self._failed.append(seq)
+
+
+def seen(seq: SequenceState) -> RadixKVError | None:
+    """The sequence's deferred error, which has now been told."""
+    error, seq.deferred_error = seq.deferred_error, None
+    return error
+
+
+def _with_drops(batches: list[Batch], dropped: list[int]) -> list[Batch]:
+    """Frees of forgotten ids ride in the first Step that has room, the rest in messages of their own."""
+    room = 0
+    if batches and batches[0].items[0].field:
+        room = ITEMS_A_MESSAGE - len(batches[0].items)
+        batches[0].dropped = dropped[:room]
+    rest = dropped[room:]
+    own = [Batch(rest[i : i + ITEMS_A_MESSAGE]) for i in range(0, len(rest), ITEMS_A_MESSAGE)]
+    return own + batches
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,40 @@
+"""What the client knows about a pool. Its memory may be another one after the daemon was started anew."""
+
+from __future__ import annotations
+
+from radixkv.client.core import Core
+from radixkv.client.sequence import Grant, SequenceState
+from radixkv.client.session import Memory, Session
+from radixkv.config import KVSpec
+from radixkv.errors import Unavailable
+
+
+class PoolState:
+    """A pool by name; ``current`` is what is mapped now. Sequences keep the memory they were made with.
+
+    A shell derives from this and says what a sequence is to its callers.
+    """
+
+    def __init__(self, core: Core, name: str) -> None:
+        self.core = core
+        self.name = name
+        self.current: Memory | None = None
+
+    @property
+    def memory(self) -> Memory:
+        if self.current is None:
+            raise Unavailable(f"pool {self.name!r} is not attached")
+        return self.current
+
+    @property
+    def spec(self) -> KVSpec:
+        return self.memory.spec
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        return self.memory.spec.page_size
+
+    def make(self, session: Session, grant: Grant) -> SequenceState:
+        """A sequence as the shell's callers see it."""
+        return SequenceState(self, session, grant)

@@ -1,0 +1,247 @@
+"""What the client knows about a sequence, and how each reply changes it. No I/O.
+
+All numbers of a sequence stand in one immutable ``Facts``; a reply replaces it as a whole, so that another thread
+never sees half a change. Arrays once handed out never change: a new page table is a new array.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.client.session import Memory, Pages, Session
+from radixkv.client.tokens import unpack
+from radixkv.commands import CopyRow, Shared, Truncated
+from radixkv.errors import RadixKVError
+from radixkv.types import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from radixkv.client.batch import Outgoing
+    from radixkv.client.pool import PoolState
+
+PAGE_ID = np.dtype("<i4")
+
+
+class Grant(NamedTuple):
+    """What a reply says about a sequence that has just come into this client's hands."""
+
+    id: int
+    tokens: bytes
+    page_table: bytes
+    committed_tokens: int
+    cached_tokens: int
+    writable_from_tokens: int
+    copy_rows: list[CopyRow]
+    copy: bool
+    """Whether the library is to carry out the copy_rows, where it can."""
+
+
+class Facts(NamedTuple):
+    page_table: Pages
+    generations: NDArray[Any]
+    """Of the pages in the table, as they were when the sequence got them."""
+    length: int
+    committed: int
+    cached: int
+    writable_from: int
+    copy_rows: tuple[CopyRow, ...]
+
+
+class SequenceState:
+    """One request's tokens and pages in the daemon, as far as replies have told.
+
+    A shell derives from this and adds the verbs. Attributes are read-only for callers.
+    """
+
+    __slots__ = (
+        "__weakref__", "_tokens", "broken", "closed", "deferred_error", "facts", "id", "lock", "memory", "pool",
+        "session", "sound", "unsettled",
+    )  # fmt: skip
+
+    def __init__(self, pool: PoolState, session: Session, grant: Grant) -> None:
+        self.closed = True
+        """Freed, handed off or never begun: no verb may name it any more. True until it is complete."""
+        self.pool = pool
+        self.session = session
+        self.id = grant.id
+        """Unique within the session, never used twice."""
+        self.memory: Memory = session.memory(pool.name)
+        self.lock = threading.RLock()
+        """Held by the shell while a verb on this sequence runs."""
+        self.sound = True
+        """The recorded generations are ours: the session was still known when they were read."""
+        self.unsettled: list[Outgoing] = []
+        """Requests without an answer in time: whether they were executed has to be asked before the next one."""
+        self.broken: RadixKVError | None = None
+        """Why the sequence's state can no longer be known."""
+        self.deferred_error: RadixKVError | None = None
+        """Of an operation that went out later than its call; raised by the next call."""
+        self._tokens = bytearray(grant.tokens)
+        table = as_pages(grant.page_table)
+        self.facts = Facts(
+            page_table=table,
+            generations=self._generations(table),
+            length=len(grant.tokens) // TOKEN_BYTES,
+            committed=grant.committed_tokens,
+            cached=grant.cached_tokens,
+            writable_from=grant.writable_from_tokens,
+            copy_rows=self._carried_out(grant.copy_rows, grant.copy),
+        )
+        self.closed = False
+
+    # -- what callers read ----------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> NDArray[np.uint32]:
+        """The tokens the daemon knows, a read-only copy."""
+        return unpack(self._tokens[: self.facts.length * TOKEN_BYTES])
+
+    @property
+    def length(self) -> int:
+        """Tokens known to the daemon."""
+        return self.facts.length
+
+    @property
+    def committed_tokens(self) -> int:
+        """Tokens whose KV is complete, counted from token 0; may end inside a page."""
+        return self.facts.committed
+
+    @property
+    def cached_tokens(self) -> int:
+        """Leading tokens that need not be computed, at most length - 1."""
+        facts = self.facts
+        return min(facts.cached, max(0, facts.length - 1))
+
+    @property
+    def writable_from_tokens(self) -> int:
+        """Positions before this one lie in shared pages and are read-only."""
+        return self.facts.writable_from
+
+    @property
+    def copy_rows(self) -> list[CopyRow]:
+        """(source page, target page, rows) that the caller has to copy before use; empty if the library did."""
+        return list(self.facts.copy_rows)
+
+    @property
+    def page_table(self) -> Pages:
+        """Read-only int32; entry i holds tokens [i * page_size, (i + 1) * page_size). Never changes; a verb that
+        changes pages makes a new one."""
+        return self.facts.page_table
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the page table has room for."""
+        return len(self.facts.page_table) * self.memory.spec.page_size
+
+    # -- what replies change --------------------------------------------------------------------------------------
+
+    def committed_to(self, n: int) -> None:
+        """Complete up to n; the copies have been made, their sources are no longer held."""
+        page = self.memory.spec.page_size
+        facts = self.facts
+        writable = max(facts.writable_from, n // page * page)
+        self.facts = facts._replace(committed=max(facts.committed, n), writable_from=writable, copy_rows=())
+
+    def rows_copied(self) -> None:
+        self.facts = self.facts._replace(copy_rows=())
+
+    def extended_by(self, tokens: bytes, pages: bytes) -> None:
+        self._tokens += tokens
+        facts = self.facts._replace(length=len(self._tokens) // TOKEN_BYTES)
+        if pages:
+            new = as_pages(pages)
+            facts = facts._replace(
+                page_table=_frozen(np.concatenate((facts.page_table, new))),
+                generations=np.concatenate((facts.generations, self._generations(new))),
+            )
+        self.facts = facts
+
+    def truncated_to(self, n: int, reply: Truncated, copy: bool) -> None:
+        page = self.memory.spec.page_size
+        facts = self.facts
+        table, generations = facts.page_table[: reply.kept_pages], facts.generations[: reply.kept_pages]
+        if reply.tail:
+            tail = as_pages(reply.tail)
+            table = _frozen(np.concatenate((table[:-1], tail)))
+            generations = np.concatenate((generations[:-1], self._generations(tail)))
+        left = tuple(row for row in facts.copy_rows if row[1] in table)
+        self.facts = Facts(
+            page_table=table,
+            generations=generations,
+            length=n,
+            committed=min(facts.committed, n),
+            cached=min(facts.cached, n),
+            writable_from=min(facts.writable_from, n // page * page),
+            copy_rows=left + self._carried_out(reply.copy_rows, copy),
+        )
+        del self._tokens[n * TOKEN_BYTES :]
+
+    def compacted_to(self, page_table: bytes) -> None:
+        table = as_pages(page_table)
+        self.facts = self.facts._replace(page_table=table, generations=self._generations(table))
+
+    def child(self, identity: int, place: int, reply: Shared, copy: bool) -> SequenceState:
+        """Number ``place`` of the children that a share made."""
+        tail = reply.tails[place * PAGE_ID.itemsize : (place + 1) * PAGE_ID.itemsize]
+        shared = self.facts.page_table[: reply.shared_pages].tobytes()
+        rows = [row for row in reply.copy_rows if row[1] in as_pages(tail)]
+        grant = Grant(
+            id=identity,
+            tokens=bytes(self._tokens[: reply.at * TOKEN_BYTES]),
+            page_table=shared + tail,
+            committed_tokens=reply.at,
+            cached_tokens=reply.at,
+            writable_from_tokens=reply.shared_pages * self.memory.spec.page_size,
+            copy_rows=rows,
+            copy=copy,
+        )
+        return self.pool.make(self.session, grant)
+
+    def intact(self) -> bool:
+        """Are all pages in the table still those that were granted, and the session the same? One numpy comparison."""
+        facts = self.facts
+        if self.closed or self.session.over or not self.sound:
+            return False
+        same = np.array_equal(self.memory.generations(facts.page_table), facts.generations)
+        return same and self.memory.knows(self.session)
+
+    def _generations(self, pages: Pages) -> NDArray[Any]:
+        """Read the generations, then see that the session still stood: only then are they those we were granted."""
+        generations = self.memory.generations(pages)
+        if not self.memory.knows(self.session):
+            self.sound = False
+        return generations
+
+    def _carried_out(self, rows: list[CopyRow], copy: bool) -> tuple[CopyRow, ...]:
+        if rows and copy and self.memory.copy_rows(rows):
+            return ()
+        return tuple(rows)
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        state = "closed" if self.closed else "lost" if self.session.over else f"{len(facts.page_table)} pages"
+        return (
+            f"<Sequence {self.id} in {self.pool.name!r}: {facts.length} tokens, {facts.committed} committed, {state}>"
+        )
+
+    def __del__(self) -> None:
+        """Collected without free: freed with the next message. Any thread may run this, so it only appends."""
+        if getattr(self, "closed", True) or self.session.over or sys.is_finalizing():
+            return
+        self.pool.core.outbox.drop(self.session, self.id)
+        warnings.warn(f"{self!r} was collected without free()", ResourceWarning, stacklevel=2, source=self)
+
+
+def as_pages(packed: bytes) -> Pages:
+    """Read-only int32 array of packed page ids."""
+    return np.frombuffer(packed, PAGE_ID)
+
+
+def _frozen(pages: Pages) -> Pages:
+    pages.setflags(write=False)
+    return pages

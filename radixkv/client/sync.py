@@ -1,0 +1,293 @@
+"""The public client, blocking and thread-safe. What the verbs mean is in ``docs/protocol.md``.
+
+::
+
+    with radixkv.connect() as client:
+        pool = client.pool("default")
+        with pool.reserve(tokens, namespace=radixkv.Namespace("llama")) as seq:
+            ...                     # compute tokens from seq.cached_tokens on, into the pages of seq.page_table
+            seq.commit(len(tokens))
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as AnySequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from radixkv.client import step as steps
+from radixkv.client import verbs
+from radixkv.client.batch import ShareItem, TruncateItem, natural
+from radixkv.client.link import Link
+from radixkv.client.mapping import PoolMemory
+from radixkv.client.namespace import Namespace
+from radixkv.client.outbox import Event
+from radixkv.client.pool import PoolState
+from radixkv.client.sequence import Grant, SequenceState
+from radixkv.client.session import Session
+from radixkv.client.snapshot import Snapshot
+from radixkv.client.tokens import Tokens, pack
+from radixkv.client.verbs import Want
+from radixkv.config import LAST_PAGE_MODES, Layout
+from radixkv.errors import BadRequest, Forked, RadixKVError, SessionLost, Timeout, Unavailable
+from radixkv.ipc.endpoint import resolve
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TIMEOUT_S = 5.0
+TICKET_TTL_S = 30.0
+NAME_MAX = 64
+_NO_NAMESPACE = Namespace("")
+_NOT_WORTH_RAISING = (SessionLost, Unavailable, Timeout, Forked)
+"""What leaving a ``with`` block keeps to itself: the pages come back without it, or are not ours to give back."""
+
+
+def connect(endpoint: str | None = None, timeout: float = TIMEOUT_S) -> Client:
+    """A client of the daemon at an endpoint ("ipc://PATH" or a path; None: $RADIXKV_ENDPOINT, then the default).
+
+    ``timeout``: seconds, here and for each later call, until an answer is there.
+    Errors: Unavailable (nobody answers), VersionMismatch, PermissionDenied (another user's daemon), Draining,
+    LimitExceeded (too many sessions), ConfigError (no possible endpoint).
+    """
+    link = Link(resolve(endpoint), verbs.seconds("timeout", timeout))
+    link.open()
+    return Client(link)
+
+
+class Client:
+    """A session with a daemon. When a new daemon takes its place, the client connects to it by itself."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._finalizer = weakref.finalize(self, link.let_go)
+
+    def pool(self, name: str = "default") -> Pool:
+        """Attach and map a pool. Errors: BadRequest when the daemon has none of that name."""
+        self._link.check()
+        if not 0 < len(name) <= NAME_MAX:
+            raise BadRequest(f"a pool's name has 1 to {NAME_MAX} characters", characters=len(name))
+        pool = self._link.attach_pool(Pool(self, self._link, name))
+        assert isinstance(pool, Pool)
+        return pool
+
+    def stats(self) -> Snapshot:
+        """A frozen snapshot of the daemon: attributes and items."""
+        return self._link.run(verbs.stats())
+
+    def close(self) -> None:
+        """End the session: pages of sequences that were not freed go back. Closing twice is a no-op."""
+        self._finalizer.detach()
+        self._link.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._link.closed else "connected" if self._link.core.session else "no daemon"
+        return f"<Client of {self._link.endpoint.address}: {state}>"
+
+
+class Pool(PoolState):
+    """Pages of one KV spec, shared by all workers of a machine; its memory is mapped into this process."""
+
+    def __init__(self, client: Client, link: Link, name: str) -> None:
+        super().__init__(link.core, name)
+        self.client = client
+        self.link = link
+
+    @property
+    def total_pages(self) -> int:
+        return self.memory.pages
+
+    @property
+    def layout(self) -> Layout:
+        """Where each element of a page lies in the arena."""
+        return self._mapped().layout
+
+    def keys(self, layer: int) -> Tensor:
+        """Torch view [pages, page_size, kv_heads, head_dim] of the mapped arena. Errors: BadRequest, Forked."""
+        return self._mapped().keys(layer)
+
+    def values(self, layer: int) -> Tensor:
+        """Torch view [pages, page_size, kv_heads, head_dim] of the mapped arena. Errors: BadRequest, Forked."""
+        return self._mapped().values(layer)
+
+    def reserve(  # noqa: PLR0913 - the public contract
+        self,
+        tokens: Tokens,
+        *,
+        namespace: Namespace = _NO_NAMESPACE,
+        headroom_tokens: int = 0,
+        timeout: float | None = None,
+        last_page: str = "copy",
+        copy: bool = True,
+    ) -> Sequence:
+        """A sequence for these tokens: cached prefix pages, then private pages with room for ``headroom_tokens`` more.
+
+        timeout: seconds to queue for pages; None or 0: OutOfPages at once.
+        last_page: how the last page of a fully cached prompt is given: "copy", "keep" or "drop".
+        copy: False leaves copy_rows to the caller, as is always so on CUDA pools.
+        Errors: OutOfPages, BadRequest, LimitExceeded, Draining, Timeout, Unavailable.
+        """
+        if last_page not in LAST_PAGE_MODES:
+            raise BadRequest(f"last_page is one of {', '.join(LAST_PAGE_MODES)}, not {last_page!r}")
+        headroom = natural("headroom_tokens", headroom_tokens)
+        wait_s = 0.0 if timeout is None else verbs.seconds("timeout", timeout)
+        want = Want(_namespace(namespace), pack(tokens), headroom, last_page, wait_s, copy)
+        return _ours(self.link.run(verbs.reserve(self.core, self, want)))
+
+    def adopt(self, ticket: bytes, *, copy: bool = True) -> Sequence:
+        """Take over a sequence that another client handed off. Errors: StaleHandle (used, over its time, unknown)."""
+        return _ours(self.link.run(verbs.adopt(self.core, self, ticket, copy)))
+
+    def lookup(self, tokens: Any, *, namespace: Namespace = _NO_NAMESPACE) -> Any:
+        """How much of a prompt is cached: ``Found``; for a list of prompts a list of them. Changes nothing."""
+        many = _is_many(tokens)
+        prompts = [pack(prompt) for prompt in tokens] if many else [pack(tokens)]
+        found = self.link.run(verbs.lookup(self, _namespace(namespace), prompts))
+        return found if many else found[0]
+
+    def step(  # noqa: PLR0913 - the public contract
+        self,
+        *,
+        free: Iterable[Any] = (),
+        truncate: Mapping[Any, Any] | None = None,
+        commit: Mapping[Any, Any] | None = None,
+        extend: Mapping[Any, Any] | None = None,
+        share: Mapping[Any, Any] | None = None,
+        copy: bool = True,
+    ) -> steps.StepResult:
+        """A batch in one round trip, in this order: free, truncate, commit, extend, share (see ``client/step.py``).
+
+        free=[seq or (seq, event)], truncate={seq: n or (n, event)}, commit={seq: n or (n, event)},
+        extend={seq: tokens or (tokens, headroom)}, share={seq: (at, count)}. Each item succeeds or fails alone; the
+        result mirrors the arguments. Raises only if the whole message failed.
+        """
+        plan = steps.Plan(list(free), truncate, commit, extend, share, copy)
+        return self.link.run(steps.step(self.core, plan), plan.sequences())
+
+    def invalidate(self, namespace: Namespace) -> int:
+        """Old pages of this namespace never match again. Returns its new epoch."""
+        return self.link.run(verbs.invalidate(self, _namespace(namespace)))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything fenced has gone out and is answered. Raises the first deferred error, or Timeout."""
+        self.link.run(verbs.flush(self.core, self, timeout))
+
+    def make(self, session: Session, grant: Grant) -> Sequence:
+        return Sequence(self, session, grant)
+
+    def _mapped(self) -> PoolMemory:
+        self.link.check()
+        memory = self.memory
+        assert isinstance(memory, PoolMemory)
+        return memory
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.name!r}: {self.total_pages} pages of {self.page_size} tokens>"
+
+
+class Sequence(SequenceState):
+    """One request's tokens and pages. Leaving a ``with`` block frees it; it commits nothing.
+
+    ``after=`` of a verb: an event (``query``, ``synchronize``) of the device work that the verb has to come after. The
+    call then returns at once, and the message goes out when the event is done.
+    """
+
+    __slots__ = ()
+
+    pool: Pool
+
+    def commit(self, n_tokens: int, after: Event | None = None) -> None:
+        """KV of the first n tokens is written and complete: full pages become visible to others.
+
+        Errors: BadRequest (over length, or less than committed), StaleHandle, SessionLost.
+        """
+        self._run(verbs.commit(self.pool.core, self, n_tokens, after))
+
+    def extend(self, tokens: Tokens = (), headroom_tokens: int = 0) -> None:
+        """Append tokens; afterwards there is room for at least ``headroom_tokens`` more. All or nothing.
+
+        Errors: OutOfPages, BadRequest, LimitExceeded, StaleHandle, SessionLost.
+        """
+        self._run(verbs.extend(self.pool.core, self, pack(tokens), headroom_tokens))
+
+    def truncate(self, n_tokens: int, after: Event | None = None, *, copy: bool = True) -> None:
+        """Keep exactly the first n tokens and no headroom. Errors: BadRequest, OutOfPages, StaleHandle, SessionLost."""
+        self._run(verbs.truncate(self.pool.core, TruncateItem(self, n_tokens, copy), after))
+
+    def share(self, at: int | None = None, count: int = 1, *, copy: bool = True) -> list[Sequence]:
+        """Fork ``count`` children that begin with the first ``at`` tokens (None: all committed ones).
+
+        Errors: BadRequest (at over committed), OutOfPages, StaleHandle, SessionLost.
+        """
+        children = self._run(verbs.share(self.pool.core, ShareItem(self, at, count, copy)))
+        return [_ours(child) for child in children]
+
+    def copied(self, after: Event | None = None) -> None:
+        """The caller has carried out copy_rows; their source pages are released."""
+        self._run(verbs.copied(self.pool.core, self, after))
+
+    def free(self, after: Event | None = None) -> None:
+        """Give the sequence up: committed full pages stay cached, the rest goes back. Twice is a no-op."""
+        self._run(verbs.free(self.pool.core, self, after))
+
+    def handoff(self, ttl: float = TICKET_TTL_S, after: Event | None = None) -> bytes:
+        """A ticket by which another client adopts this sequence within ``ttl`` seconds; here it is over."""
+        return self.pool.link.run(verbs.handoff(self.pool.core, self, ttl, after), (self,))
+
+    def compact(self) -> None:
+        """Name the canonical pages instead of our own copies of them: a new page table."""
+        self._run(verbs.compact(self.pool.core, self))
+
+    def valid(self) -> bool:
+        """May what was computed from these pages be used? Asked *after* the device work. Errors: Forked."""
+        if self.pool.link.forked:
+            self.pool.link.check()
+        return self.intact()
+
+    def _run(self, verb: Any) -> Any:
+        return self.pool.link.run(verb, (self,))
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.free()
+        except _NOT_WORTH_RAISING:
+            return
+        except RadixKVError:
+            if error is None:
+                raise
+
+
+def _ours(seq: SequenceState) -> Sequence:
+    assert isinstance(seq, Sequence)
+    return seq
+
+
+def _namespace(given: Any) -> Namespace:
+    if not isinstance(given, Namespace):
+        raise BadRequest(f"namespace is a radixkv.Namespace, not {type(given).__name__}")
+    return given
+
+
+def _is_many(tokens: Any) -> bool:
+    """A list of prompts, rather than a prompt that is a list: its first element is itself a prompt."""
+    return (
+        isinstance(tokens, AnySequence)
+        and not isinstance(tokens, str | bytes | bytearray | memoryview)
+        and len(tokens) > 0
+        and isinstance(tokens[0], AnySequence | np.ndarray)
+    )

@@ -1,0 +1,351 @@
+"""The verbs, as generators over ``effects``: what each sends, and what it makes of the answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from radixkv.client.batch import (
+    CommitItem,
+    CompactItem,
+    CopiedItem,
+    ExtendItem,
+    FreeItem,
+    HandoffItem,
+    Item,
+    ShareItem,
+    TruncateItem,
+    as_error,
+    lost,
+    pack,
+)
+from radixkv.client.core import Core
+from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
+from radixkv.client.namespace import Namespace
+from radixkv.client.outbox import Deferred, Event, seen
+from radixkv.client.pool import PoolState
+from radixkv.client.sequence import Grant, SequenceState
+from radixkv.client.session import Session
+from radixkv.client.snapshot import Snapshot
+from radixkv.commands import (
+    Adopt,
+    Adopted,
+    Body,
+    Failure,
+    Invalidate,
+    Invalidated,
+    LookedUp,
+    Lookup,
+    Reply,
+    Reserve,
+    Reserved,
+    Statistics,
+    Stats,
+)
+from radixkv.errors import BadRequest, SessionLost, StaleHandle, Timeout, VersionMismatch
+
+R = TypeVar("R", bound=Reply)
+
+TICKET_BYTES = 16
+WAIT_MAX_S = 86400.0
+SESSIONS_TRIED = 3
+"""How often a request that needs no particular session is asked anew when its session turns out to be over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a reserve asks for; ``tokens`` packed."""
+
+    namespace: Namespace
+    tokens: bytes
+    headroom: int
+    last_page: str
+    wait_s: float
+    copy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How many leading tokens of a prompt are cached, in full pages, per tier."""
+
+    device_tokens: int
+    host_tokens: int
+
+
+# -- verbs of a pool ----------------------------------------------------------------------------------------------
+
+
+def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
+    identity = core.sequence_ids(1)
+    body = Reserve(
+        pool.name, identity, want.namespace.canonical, want.tokens, want.headroom, want.last_page, want.wait_s
+    )
+
+    def grant(reply: Reply) -> Grant:
+        got = expect(reply, Reserved)
+        return Grant(
+            id=identity,
+            tokens=want.tokens,
+            page_table=got.page_table,
+            committed_tokens=got.cached_tokens,
+            cached_tokens=got.cached_tokens,
+            writable_from_tokens=got.writable_from_tokens,
+            copy_rows=got.copy_rows,
+            copy=want.copy,
+        )
+
+    return (yield from _obtain(core, pool, body, grant))
+
+
+def adopt(core: Core, pool: PoolState, ticket: Any, copy: bool) -> Verb[SequenceState]:
+    if not isinstance(ticket, bytes) or len(ticket) != TICKET_BYTES:
+        raise BadRequest(f"a ticket is {TICKET_BYTES} bytes, as handoff() gave it")
+    identity = core.sequence_ids(1)
+
+    def grant(reply: Reply) -> Grant:
+        got = expect(reply, Adopted)
+        return Grant(
+            id=identity,
+            tokens=got.tokens,
+            page_table=got.page_table,
+            committed_tokens=got.committed_tokens,
+            cached_tokens=got.cached_tokens,
+            writable_from_tokens=got.writable_from_tokens,
+            copy_rows=got.copy_rows,
+            copy=copy,
+        )
+
+    return (yield from _obtain(core, pool, Adopt(pool.name, ticket, identity), grant))
+
+
+def _obtain(core: Core, pool: PoolState, body: Reserve | Adopt, grant: Callable[[Reply], Grant]) -> Verb[SequenceState]:
+    """Ask for a sequence. Whatever goes wrong on this side, nothing is left behind for it in the daemon."""
+    wait_s = body.wait_s if isinstance(body, Reserve) else 0.0
+    for _ in range(SESSIONS_TRIED):
+        session: Session = yield NeedSession()
+        session.memory(pool.name)
+        ask = Ask(session, [body], wait_s)
+        try:
+            (reply,) = yield ask
+            if not lost(reply):
+                return pool.make(session, grant(reply))
+        except BaseException:
+            if not _refused(ask):
+                core.give_up(ask, body.seq)
+            raise
+        # The daemon is another one than we thought; nothing was executed. Once more, in the next session.
+    raise SessionLost("the daemon ends each session at once")
+
+
+def _refused(ask: Ask) -> bool:
+    return any(isinstance(reply, Failure) for reply in ask.answers())
+
+
+def lookup(pool: PoolState, namespace: Namespace, prompts: Sequence[bytes]) -> Verb[list[Found]]:
+    got = expect((yield from _ask_anyone(Lookup(pool.name, namespace.canonical, list(prompts)))), LookedUp)
+    return [Found(*tokens) for tokens in zip(got.device_tokens, got.host_tokens, strict=True)]
+
+
+def invalidate(pool: PoolState, namespace: Namespace) -> Verb[int]:
+    return expect((yield from _ask_anyone(Invalidate(pool.name, namespace.canonical))), Invalidated).epoch
+
+
+def stats() -> Verb[Snapshot]:
+    return Snapshot(expect((yield from _ask_anyone(Stats())), Statistics).snapshot)
+
+
+def _ask_anyone(body: Body) -> Verb[Reply]:
+    """Ask whichever daemon there is."""
+    for _ in range(SESSIONS_TRIED):
+        session: Session = yield NeedSession()
+        (reply,) = yield Ask(session, [body])
+        if not lost(reply):
+            return reply  # type: ignore[no-any-return]
+    raise SessionLost("the daemon ends each session at once")
+
+
+def flush(core: Core, pool: PoolState, timeout: float | None) -> Verb[None]:
+    """Wait until nothing of this pool is fenced or on its way, then raise the first error that nobody has seen.
+
+    Errors: Timeout when events are not done in time.
+    """
+    until = None if timeout is None else core.clock() + seconds("timeout", timeout)
+    while waiting := core.outbox.unfinished(pool):
+        session: Session = yield NeedSession()
+        yield Ask(session)
+        waiting = core.outbox.unfinished(pool)
+        if not waiting:
+            break
+        if until is not None and core.clock() >= until:
+            raise Timeout(f"{len(waiting)} sequences still wait for their events", timeout_s=float(timeout or 0))
+        front = next((one for one in waiting if isinstance(one, Deferred) and not one.done()), None)
+        yield Linger(None if front is None else front.event, until)
+    failure = core.outbox.failure(pool)
+    if failure is not None:
+        raise failure
+
+
+# -- verbs of a sequence ------------------------------------------------------------------------------------------
+
+
+def commit(core: Core, seq: SequenceState, n: int, after: Event | None) -> Verb[None]:
+    yield from _change(core, CommitItem(seq, n), after)
+
+
+def truncate(core: Core, item: TruncateItem, after: Event | None) -> Verb[None]:
+    yield from _change(core, item, after)
+
+
+def copied(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
+    yield from _change(core, CopiedItem(seq), after)
+
+
+def extend(core: Core, seq: SequenceState, tokens: bytes, headroom: int) -> Verb[None]:
+    item = ExtendItem(seq, tokens, headroom)
+    session = yield from ready(seq)
+    yield from settle_truncates(core, session, seq)
+    yield from deliver(session, [item])
+    item.outcome()
+
+
+def share(core: Core, item: ShareItem) -> Verb[list[SequenceState]]:
+    session = yield from ready(item.seq)
+    yield from settle_truncates(core, session, item.seq)
+    item.first_child = core.sequence_ids(item.count)
+    yield from deliver(session, [item])
+    return item.outcome()  # type: ignore[no-any-return]
+
+
+def compact(core: Core, seq: SequenceState) -> Verb[None]:
+    session = yield from ready(seq)
+    yield from drain(core, session, seq)
+    item = CompactItem(seq)
+    yield from deliver(session, [item])
+    item.outcome()
+
+
+def free(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
+    """Freeing twice is a no-op. An error of an earlier deferred operation is raised after the free has been sent."""
+    if seq.closed:
+        return
+    session = yield from same_session(seq)
+    seq.closed = True
+    item = FreeItem(seq)
+    if core.outbox.behind(seq) or not done(after):
+        core.outbox.defer(item, after)
+        return
+    yield from deliver(session, [item])
+    failure = seen(seq)
+    item.outcome()
+    if failure is not None:
+        raise failure
+
+
+def handoff(core: Core, seq: SequenceState, ttl: float, after: Event | None) -> Verb[bytes]:
+    """With an event that is not done the ticket comes at once and is good from when the message has gone out."""
+    item = HandoffItem(seq, os.urandom(TICKET_BYTES), seconds("ttl", ttl))
+    session = yield from ready(seq)
+    if not done(after):
+        seq.closed = True
+        core.outbox.defer(item, after)
+        return item.ticket
+    yield from drain(core, session, seq)
+    yield from deliver(session, [item])
+    return item.outcome()  # type: ignore[no-any-return]
+
+
+# -- parts of verbs -----------------------------------------------------------------------------------------------
+
+
+def same_session(seq: SequenceState) -> Verb[Session]:
+    """The sequence's session, if it is the present one. Errors: SessionLost, Unavailable."""
+    session: Session = yield NeedSession()
+    if seq.session is not session:
+        seq.closed = True
+        raise SessionLost("the session in which this sequence was made is over", seq=seq.id)
+    return session
+
+
+def ready(seq: SequenceState) -> Verb[Session]:
+    """Before a verb: the sequence is ours, nothing about it is in doubt, no earlier error is untold."""
+    if seq.closed:
+        raise SessionLost("the session is over") if seq.session.over else StaleHandle("freed or handed off", seq=seq.id)
+    session = yield from same_session(seq)
+    for outgoing in list(seq.unsettled):
+        yield Repeat(session, outgoing)
+    if seq.closed:
+        raise StaleHandle("handed off", seq=seq.id)
+    if seq.broken is not None:
+        raise seq.broken
+    failure = seen(seq)
+    if failure is not None:
+        raise failure
+    return session
+
+
+def _change(core: Core, item: Item, after: Event | None) -> Verb[None]:
+    """Now, if nothing is in the way; else behind its own event and behind what the sequence has queued already."""
+    session = yield from ready(item.seq)
+    if core.outbox.behind(item.seq) or not done(after):
+        core.outbox.defer(item, after)
+        return
+    yield from deliver(session, [item])
+    item.outcome()
+
+
+def deliver(session: Session, items: Sequence[Item]) -> Verb[list[Reply]]:
+    """Send items and settle them; one round trip, however many messages it takes."""
+    return (yield Ask(session, pack(items)))  # type: ignore[no-any-return]
+
+
+def drain(core: Core, session: Session, seq: SequenceState) -> Verb[None]:
+    """Wait until nothing of the sequence is queued or on its way."""
+    yield from _synchronize(core.outbox.fenced(seq))
+    yield from _quiet(core, session, seq, core.outbox.behind)
+
+
+def settle_truncates(core: Core, session: Session, seq: SequenceState) -> Verb[None]:
+    """An extend or share sees the sequence as truncated: wait for the event, and for the answer."""
+    if core.outbox.truncates(seq):
+        yield from _synchronize(core.outbox.fenced(seq, before_extend=True))
+        yield from _quiet(core, session, seq, core.outbox.truncates)
+
+
+def _synchronize(fenced: Sequence[Deferred]) -> Verb[None]:
+    for deferred in fenced:
+        if deferred.event is not None:
+            yield Synchronize(deferred.event)
+            deferred.event = None
+
+
+def _quiet(core: Core, session: Session, seq: SequenceState, busy: Callable[[SequenceState], bool]) -> Verb[None]:
+    while busy(seq):
+        if core.outbox.flying(seq):
+            yield NeedQuiet(seq)
+        else:
+            yield Ask(session)
+    failure = seen(seq)
+    if failure is not None:
+        raise failure
+
+
+def done(event: Event | None) -> bool:
+    return event is None or bool(event.query())
+
+
+def expect(reply: Reply, kind: type[R]) -> R:
+    """The reply, if it is what was asked for; the error it stands for, if it is a Failure."""
+    if isinstance(reply, kind):
+        return reply
+    if isinstance(reply, Failure):
+        raise as_error(reply)
+    raise VersionMismatch(f"the daemon answered {type(reply).__name__} where {kind.__name__} was expected")
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time from 0 to a day. Errors: BadRequest."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= WAIT_MAX_S:
+        raise BadRequest(f"{name} is seconds from 0 to {WAIT_MAX_S:g}, not {value!r}")
+    return float(value)

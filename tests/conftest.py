@@ -1,0 +1,163 @@
+"""Fixtures for tests that need a real daemon: a process of its own, with tiny pools, gone when the module is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
+
+START_S = 30.0
+TINY = {"layers": 2, "kv_heads": 1, "head_dim": 8, "dtype": "float32", "page_size": 4, "pages": 16}
+"""A pool that is easy to count in: 16 pages of 4 tokens."""
+
+_SERVE = """
+import json, sys
+from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.daemon import serve
+given = json.loads(sys.argv[1])
+pools = tuple(PoolConfig(**{**pool, "spec": KVSpec(**pool["spec"])}) for pool in given["pools"])
+config = Config(ServerConfig(**given["server"]), Limits(**given["limits"]), pools)
+sys.exit(serve(config, paranoid=given["paranoid"]))
+"""
+
+
+class Daemon:
+    """A running daemon. ``ready`` is its first line on stdout."""
+
+    def __init__(self, config: Config, directory: Path, paranoid: bool = True) -> None:
+        self.config = config
+        self.directory = directory
+        self._log = (directory / "stderr").open("a+b")
+        given = {**asdict(config), "paranoid": paranoid}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, json.dumps(given)], stdout=subprocess.PIPE, stderr=self._log
+        )
+        self.ready = self._await_ready()
+
+    @property
+    def endpoint(self) -> str:
+        return self.ready["endpoint"]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def pause(self) -> None:
+        """Stop the process; returns when it stands still."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        self.process.kill()
+        self.process.wait()
+        self._close()
+
+    def stop(self, timeout: float = 30.0) -> int:
+        """SIGTERM; the exit code once it has drained."""
+        self.process.terminate()
+        code = self.process.wait(timeout)
+        self._close()
+        return code
+
+    def stderr(self) -> str:
+        return (self.directory / "stderr").read_text()
+
+    def end(self) -> None:
+        """At the end of a test module: a daemon that ended by itself found a bug."""
+        code = self.process.poll()
+        if code is None:
+            self.kill()
+        self._close()
+        assert code in (None, 0, -signal.SIGKILL), f"the daemon ended with {code}:\n{self.stderr()}"
+
+    def _close(self) -> None:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
+
+    def _await_ready(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], START_S)
+        line = self.process.stdout.readline() if readable else b""
+        if not line:
+            self.process.kill()
+            code = self.process.wait()
+            self._close()
+            raise AssertionError(f"no ready line; exit {code}:\n{self.stderr()}")
+        return json.loads(line)
+
+
+DaemonFactory = Callable[..., Daemon]
+
+
+def pool_config(**fields: Any) -> PoolConfig:
+    """A pool from flat fields, those of its spec among them; what is not given is TINY's."""
+    given = {**TINY, **fields}
+    spec = {name: given.pop(name) for name in list(given) if name in KVSpec.__dataclass_fields__}
+    return PoolConfig(spec=KVSpec(**spec), **given)
+
+
+@pytest.fixture(scope="module")
+def daemon_factory() -> Iterator[DaemonFactory]:
+    """Starts daemons: ``daemon_factory(pools=[{"name": "default", "pages": 8}], lease_s=1.0)``.
+
+    ``pools``: flat dicts over TINY. ``limits``: a dict. ``endpoint``: that of an earlier one, to take its place. Other
+    keywords are ``[server]`` settings. Invariants are checked after every step unless ``paranoid=False``.
+    """
+    started: list[Daemon] = []
+    directories: list[Path] = []
+
+    def start(
+        pools: list[dict[str, Any]] | None = None,
+        limits: dict[str, int] | None = None,
+        paranoid: bool = True,
+        **server: Any,
+    ) -> Daemon:
+        directory = Path(tempfile.mkdtemp(prefix="radixkv-"))
+        directories.append(directory)
+        server.setdefault("endpoint", f"ipc://{directory}/radixkv.sock")
+        config = Config(
+            ServerConfig(**server), Limits(**limits or {}), tuple(pool_config(**pool) for pool in pools or [{}])
+        )
+        daemon = Daemon(config, directory, paranoid)
+        started.append(daemon)
+        return daemon
+
+    yield start
+    try:
+        for daemon in started:
+            daemon.end()
+    finally:
+        for directory in directories:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def wait_until(holds: Callable[[], bool], timeout: float = 10.0, what: str = "the condition") -> None:
+    """For what another process does on its own: look again until it holds. Fails after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < end, f"{what} did not come about within {timeout} s"
+        time.sleep(0.005)
+
+
+@pytest.fixture(name="wait_until", scope="session")
+def _wait_until() -> Callable[..., None]:
+    return wait_until
