@@ -1,0 +1,141 @@
+"""The command line against a real daemon: what ``serve`` is given, ``stat`` and ``doctor`` see."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+POOL = "name=small,layers=1,kv_heads=1,head_dim=8,dtype=float32,page_size=4,pages=8"
+
+
+class Machine:
+    """Runs commands with an endpoint of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = f"ipc://{folder}/radixkv.sock"
+        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("RADIXKV_")}
+        self.environment["RADIXKV_ENDPOINT"] = self.endpoint
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "radixkv", *arguments]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = self.command(*arguments)
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+
+    @contextmanager
+    def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A command that goes on; it is killed if it still does so at the end of the block."""
+        command, pipe = self.command(*arguments), subprocess.PIPE
+        with subprocess.Popen(command, env=self.environment, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    @contextmanager
+    def serve(self, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+        """A daemon and its ready line. At the end it drains, with exit code 0 and nothing more to say."""
+        with self.start("serve", *arguments) as daemon:
+            assert daemon.stdout is not None
+            yield daemon, json.loads(daemon.stdout.readline())
+            daemon.terminate()
+            rest, _ = daemon.communicate(timeout=30)
+            assert rest == ""
+            assert daemon.returncode == 0
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    tmp_path.chmod(0o700)
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def ready(machine: Machine) -> Iterator[dict[str, Any]]:
+    """The ready line of a daemon with one small pool."""
+    with machine.serve("--pool", POOL) as (_, line):
+        yield line
+
+
+def test_the_ready_line_says_where_the_daemon_is(machine: Machine, ready: dict[str, Any]) -> None:
+    assert ready["event"] == "ready"
+    assert ready["endpoint"] == machine.endpoint
+    assert ready["attach"] == machine.endpoint.removeprefix("ipc://") + ".attach"
+    assert Path(f"/proc/{ready['pid']}").exists()
+    assert list(ready["pools"]) == ["small"]
+    assert {"boot_id", "cache_id"} <= ready.keys()
+
+
+def test_stat_shows_the_daemon(machine: Machine, ready: dict[str, Any]) -> None:
+    done = machine.run("stat", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["boot_id"] == ready["boot_id"]
+    assert found["cache_id"] == ready["cache_id"]
+    assert found["pools"]["small"]["total_pages"] == 8
+    assert found["pools"]["small"]["pages"]["free"] == 8
+    assert found["uptime_s"] >= 0
+    assert {"version", "sessions", "queued"} <= found.keys()
+    assert {"requests", "asked_tokens", "hit_tokens", "evicted_pages"} <= found["counters"].keys()
+    assert {"host_pages", "evictable_pages", "sequences", "nodes"} <= found["pools"]["small"].keys()
+    table = machine.run("stat", "--endpoint", machine.endpoint)
+    assert table.returncode == 0, table.stderr
+    assert "pool small: 8 pages" in table.stdout
+
+
+def test_stat_watches_until_the_daemon_is_gone(machine: Machine) -> None:
+    with (
+        machine.serve("--pool", POOL) as (daemon, _),
+        machine.start("stat", "--json", "--watch", "--every", "0.05") as watch,
+    ):
+        assert watch.stdout is not None
+        looks = [json.loads(watch.stdout.readline()) for _ in range(3)]
+        daemon.terminate()
+        _, said = watch.communicate(timeout=60)
+        assert watch.returncode == 1
+    assert "radixkv serve" in said
+    assert looks[0]["uptime_s"] < looks[2]["uptime_s"]
+
+
+def test_doctor_sees_the_daemon(machine: Machine, ready: dict[str, Any]) -> None:
+    done = machine.run("doctor", "--json")
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert found["daemon"]["status"] == "ok"
+    assert "a daemon runs and has its pages" in found["memory"]["detail"]
+
+
+def test_a_second_daemon_is_refused_with_3(machine: Machine, ready: dict[str, Any]) -> None:
+    done = machine.run("serve", "--pool", POOL)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert machine.run("stat").returncode == 0
+
+
+def test_memory_that_is_not_there_is_refused_with_4(machine: Machine) -> None:
+    done = machine.run("serve", "--pool", "name=huge,device_bytes=100TiB")
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert "available" in done.stderr
+
+
+def test_a_configuration_file_is_served(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "radixkv.toml"
+    path.write_text('[[pool]]\nname = "a"\npages = 2\n[[pool]]\nname = "b"\npages = 3\n')
+    with machine.serve("--config", str(path)):
+        pools = json.loads(machine.run("stat", "--json").stdout)["pools"]
+    assert {name: pool["total_pages"] for name, pool in pools.items()} == {"a": 2, "b": 3}
+
+
+def test_stat_without_a_daemon_says_how_to_start_one(machine: Machine) -> None:
+    done = machine.run("stat", "--json")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "radixkv serve" in done.stderr
+    assert done.stderr.count("\n") == 1
