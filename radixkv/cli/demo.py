@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from radixkv.cli import extras
 from radixkv.cli.flags import JsonFlag
 
 
@@ -25,6 +26,7 @@ def demo(
     kills a worker in the middle of an answer, and prints what was shared and saved. Exit code 1 unless all went as it
     should.
     """
-    from radixkv import demo as shown
+    extras.require(extras.TRANSFORMERS, "transformers")
+    from radixkv.demo import run
 
-    return shown.run(document=document, questions=question, as_json=as_json)
+    return run(document=document, questions=question, as_json=as_json)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from radixkv.errors import ConfigError
-
-NEEDED = ("torch", "transformers", "safetensors", "gguf", "accelerate")
+from radixkv.cli import extras
 
 model = App(name="model", help="Fetch the model of the demo.", help_format="markdown")
 
@@ -25,9 +22,7 @@ def fetch(
     smollm2 is SmolLM2-135M-Instruct: 93 MB to download, 542 MB on disk, under $RADIXKV_CACHE or ~/.cache/radixkv.
     Without anything to do it needs no network.
     """
-    missing = [package for package in NEEDED if importlib.util.find_spec(package) is None]
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} missing: pip install 'radixkv[transformers]'")
+    extras.require(extras.TRANSFORMERS, "transformers")
     from radixkv.adapters import smollm2
 
     try:

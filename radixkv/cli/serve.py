@@ -43,6 +43,6 @@ def serve(
     had, 70 for a broken invariant.
     """
     config = configuration(pools, server, limits)
-    from radixkv import daemon
+    from radixkv.daemon import serve as run
 
-    return daemon.serve(config, paranoid=start.paranoid, cold=start.cold)
+    return run(config, paranoid=start.paranoid, cold=start.cold)

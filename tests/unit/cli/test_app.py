@@ -1,5 +1,6 @@
 """The command line's entry: what it prints where, and with which code it ends."""
 
+import importlib.util
 import io
 import os
 import subprocess
@@ -98,6 +99,23 @@ def test_completion_scripts_know_the_commands(capsys: pytest.CaptureFixture[str]
     for command in COMMANDS:
         assert command in out
     assert "lease-s" in out
+
+
+@pytest.mark.parametrize("arguments", [["demo"], ["model", "fetch", "smollm2"]])
+def test_packages_that_are_not_there_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else installed(name))
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == "radixkv: not installed: gguf; pip install 'radixkv[transformers]'\n"
+
+
+def test_a_document_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--document", "/no/such/file.txt"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "/no/such/file.txt" in err
 
 
 def test_the_module_can_be_run() -> None:
