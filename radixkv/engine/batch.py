@@ -34,20 +34,18 @@ def step(state: State, session: Worker, body: Step) -> Reply:
     if items > state.config.limits.batch_items:
         raise LimitExceeded("too many items in one step", items=items, limit=state.config.limits.batch_items)
     return Stepped(
-        copied=_each(state, session, _copied, body.copied),
-        free=_each(state, session, _free, body.free),
-        truncate=_each(state, session, _truncate, body.truncate),
-        commit=_each(state, session, _commit, body.commit),
-        extend=_each(state, session, _extend, body.extend),
-        share=_each(state, session, _share, body.share),
+        copied=_each(state, session, _copied, body.copied) if body.copied else [],
+        free=_each(state, session, _free, body.free) if body.free else [],
+        truncate=_each(state, session, _truncate, body.truncate) if body.truncate else [],
+        commit=_each(state, session, _commit, body.commit) if body.commit else [],
+        extend=_each(state, session, _extend, body.extend) if body.extend else [],
+        share=_each(state, session, _share, body.share) if body.share else [],
     )
 
 
 def _each(state: State, session: Worker, verb: Callable[[State, Worker, I], R], items: list[I]) -> list[R | Failure]:
     """One result an item: each fails alone."""
     results: list[R | Failure] = []
-    if not items:
-        return results
     for item in items:
         try:
             results.append(verb(state, session, item))

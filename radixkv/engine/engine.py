@@ -15,7 +15,6 @@ from typing import Any
 from radixkv.commands import (
     READ_ONLY,
     Adopt,
-    Body,
     Bye,
     Cancel,
     Command,

@@ -125,7 +125,11 @@ def _fits(pool: Pool, session: Worker, plan: ReservePlan, total: int) -> None:
         waking -= 1
     if plan.new == 0 and waking == 0:
         return  # takes nothing from anybody, however short the pool is
-    reserve = pool.config.decode_reserve_pages
+    config = pool.config
+    reserve = config.decode_reserve_pages
+    spare = pool.pages.counts[State.FREE] + pool.tree.idle_pages - pool.floors_missing
+    if plan.new + waking + reserve <= spare and not config.session_cap_pages:
+        return  # the usual case: fits even if nothing were missing to the session's own floor
     room = pool.room(floor_missing(pool, session)) - waking - reserve
     largest = pool.pages.size - reserve - (total - plan.new)
     require(pool, session, plan.new, room, largest)

@@ -7,7 +7,7 @@ Nothing here plans: the callers have checked that there are pages enough. Every 
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import deque
 
 from radixkv.allocator.page_pool import PagePool
 from radixkv.allocator.page_states import Event, State
@@ -20,6 +20,10 @@ from radixkv.evictor.lru import LRU
 from radixkv.hashing import chain
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
+
+COUNTERS = (
+    "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
+)  # fmt: skip
 
 
 class Pool:
@@ -42,7 +46,7 @@ class Pool:
         self.stamp = 0
         self.gained = False
         """Pages have come free or fallen idle since the waiting line was last served."""
-        self.counters: Counter[str] = Counter()
+        self.counters = dict.fromkeys(COUNTERS, 0)
         self.writes: list[Write] = []
 
     # -- how much there is --------------------------------------------------------------------------------------
@@ -225,6 +229,9 @@ class Pool:
                 there = 1
             else:
                 self.lift(seq, seq.published)
+        children = seq.node.children
+        if not children or tokens[there * size : (there + 1) * size] not in children:
+            return there
         match = self.tree.match(seq.node, tokens, there * size)
         if match.pages:
             seq.node, woken = self.tree.pin(match, above=seq.node)

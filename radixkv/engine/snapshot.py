@@ -5,23 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from radixkv.allocator.page_states import State
+from radixkv.engine.pool import COUNTERS
 
 if TYPE_CHECKING:
     from radixkv.engine.engine import Engine
     from radixkv.engine.pool import Pool
-
-COUNTERS = (
-    "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
-)  # fmt: skip
 
 
 def snapshot(engine: Engine) -> dict[str, Any]:
     counters = {name: sum(pool.counters[name] for pool in engine.pools.values()) for name in COUNTERS}
     counters["splits"] = sum(pool.tree.splits for pool in engine.pools.values())
     counters["merges"] = sum(pool.tree.merges for pool in engine.pools.values())
-    for name in ("requests", "refused_requests", "repeated_requests", "granted_after_waiting", "revoked_sessions",
-                 "handoffs_expired", "unknown_copies"):  # fmt: skip
-        counters[name] = engine.counters[name]
+    counters |= engine.counters
     return {
         "boot_id": engine.boot_id,
         "cache_id": engine.cache_id,
