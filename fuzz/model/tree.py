@@ -1,0 +1,69 @@
+"""A prefix cache without a tree: one dict from (root, all tokens so far) to a page, and the list of who holds what.
+
+The order of eviction is found by playing it: again and again, of the pages which nobody holds and nothing cached
+continues, the one that was let go first leaves, the deepest first where several were let go together.
+"""
+
+from __future__ import annotations
+
+Path = tuple[int, tuple[int, ...]]
+"""Root number and all tokens from the first to the last of a full page."""
+
+
+class TreeModel:
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.pages: dict[Path, int] = {}
+        self.held: list[Path] = []
+        """One entry a holder; an empty path holds nothing."""
+        self.stamp: dict[Path, int] = {}
+        self.stamps = 0
+
+    def upward(self, path: Path) -> list[Path]:
+        """The path's pages, first to last."""
+        root, tokens = path
+        return [(root, tokens[:end]) for end in range(self.page_size, len(tokens) + 1, self.page_size)]
+
+    def match(self, root: int, tokens: tuple[int, ...]) -> Path:
+        """The longest cached prefix in full pages."""
+        found: Path = (root, ())
+        for path in self.upward((root, tokens)):
+            if path not in self.pages:
+                break
+            found = path
+        return found
+
+    def holders(self, path: Path) -> int:
+        """How many hold this page: those whose held path goes through it."""
+        root, tokens = path
+        return sum(1 for other, longer in self.held if other == root and longer[: len(tokens)] == tokens)
+
+    def idle(self) -> list[Path]:
+        held = {page for path in set(self.held) for page in self.upward(path)}
+        return [path for path in self.pages if path not in held]
+
+    def let_go(self, path: Path, kept: Path | None) -> None:
+        """One holder of ``path`` now holds only ``kept``, a part of it, or nothing. What nobody holds is stamped."""
+        self.held.remove(path)
+        if kept is not None:
+            self.held.append(kept)
+        self.stamps += 1
+        for page in self.upward(path):
+            if self.holders(page) == 0:
+                self.stamp[page] = self.stamps
+
+    def order(self) -> list[Path]:
+        """All pages that can be evicted, next victim first."""
+        left = set(self.idle())
+        children: dict[Path, int] = {}
+        for root, tokens in self.pages:
+            above = (root, tokens[: -self.page_size])
+            children[above] = children.get(above, 0) + 1
+        order: list[Path] = []
+        while left:
+            leaves = [path for path in left if not children.get(path)]
+            victim = min(leaves, key=lambda path: (self.stamp[path], -len(path[1])))
+            order.append(victim)
+            left.discard(victim)
+            children[victim[0], victim[1][: -self.page_size]] -= 1
+        return order

@@ -1,0 +1,273 @@
+"""What each verb does to one sequence, as docs/protocol.md says it.
+
+Each function looks first (and may refuse), then changes. Which free page becomes a new one is the real engine's
+choice, so it is read from the real reply, where it has to be if the engine is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from radixkv import commands
+
+from fuzz.model.packing import pack_pages, unpack_pages, unpack_tokens
+from fuzz.model.pool import CACHED, SHADOW, PoolModel, Sequence
+from fuzz.model.state import Refused, SessionModel, State
+
+
+def ceil_pages(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size)
+
+
+@dataclass
+class Plan:
+    """What a reserve would do right now."""
+
+    shared: list[int]
+    source: list[int]
+    need: int
+    cached: int
+    published: int
+    copied_rows: int = 0
+
+
+def plans(pool: PoolModel, body: commands.Reserve) -> list[Plan]:
+    """What the reserve may do, best first; the next one only if the pages do not suffice for the one before."""
+    tokens, size = unpack_tokens(body.tokens), pool.page_size
+    found = pool.match(body.namespace, tokens)
+    k, total = len(found), ceil_pages(len(tokens) + body.headroom, size)
+    if not tokens or k * size < len(tokens):
+        return [Plan(found, [], total - k, k * size, k)]
+    drop = Plan(found[:-1], [], total - (k - 1), (k - 1) * size, k - 1)
+    if body.last_page == "keep":
+        return [Plan(found, [], total - k, len(tokens) - 1, k)]
+    if body.last_page == "drop" or size == 1:
+        return [drop]
+    return [Plan(found[:-1], found[-1:], total - (k - 1), len(tokens) - 1, k - 1, size - 1), drop]
+
+
+def reserve_plan(state: State, session: SessionModel, body: commands.Reserve) -> Plan:
+    """The plan that fits now. Refused(out_of_pages) with the numbers if none does."""
+    pool = state.pools[body.pool]
+    limits = state.pool_config[body.pool]
+    for plan in plans(pool, body):
+        pinned = plan.shared + plan.source
+        room = state.available(pool, session, pinned, decode=False)
+        takes_nothing = plan.need == 0 and set(pinned) <= state.held(pool)
+        if plan.need <= room or takes_nothing:
+            return plan
+    total = len(plan.shared) + plan.need
+    most = limits.pages - limits.decode_reserve_pages
+    never = total > most or 0 < limits.session_cap_pages < plan.need
+    raise Refused("out_of_pages", need=plan.need, available=max(0, room), never_fits=never)
+
+
+def reserve(state: State, session: SessionModel, body: commands.Reserve, plan: Plan, actual: object) -> commands.Reply:
+    """Carry the plan out. ``actual``: the real reply, for the ids of its new pages."""
+    pool = state.pools[body.pool]
+    tokens = unpack_tokens(body.tokens)
+    named = unpack_pages(actual.page_table) if isinstance(actual, commands.Reserved) else []
+    fresh = state.take(pool, plan.shared + plan.source, plan.need, named[len(plan.shared) :])
+    rows = [(plan.source[0], fresh[0], plan.copied_rows)] if plan.source else []
+    session.sequences[body.seq] = Sequence(
+        pool=body.pool,
+        namespace=body.namespace,
+        epoch=pool.epoch_of(body.namespace),
+        tokens=tokens,
+        pages=plan.shared + fresh,
+        published=plan.published,
+        depth=plan.published,
+        committed=plan.cached,
+        cached=plan.cached,
+        born_shared=len(plan.shared),
+        copy_rows=rows,
+    )
+    state.counters["asked_tokens"] += len(tokens)
+    state.counters["hit_tokens"] += plan.cached
+    table = pack_pages(plan.shared + fresh)
+    return commands.Reserved(table, plan.cached, plan.published * pool.page_size, rows)
+
+
+# -- items of a step ----------------------------------------------------------------------------------------------
+
+
+def own(session: SessionModel, seq: int) -> Sequence:
+    if seq not in session.sequences:
+        raise Refused("stale_handle")
+    return session.sequences[seq]
+
+
+def new_ids(state: State, session: SessionModel, ids: range) -> None:
+    """Refused unless the session may have so many more sequences under these ids."""
+    limits = state.config.limits
+    if len(ids) > limits.batch_items or len(session.sequences) + len(ids) > limits.sequences_per_session:
+        raise Refused("limit_exceeded")
+    if any(seq in session.sequences for seq in ids):
+        raise Refused("bad_request")
+
+
+def copied(state: State, session: SessionModel, seq: int) -> None:
+    sequence = own(session, seq)
+    with state.settled():
+        sequence.copy_rows = []
+
+
+def free(state: State, session: SessionModel, item: commands.Free) -> None:
+    own(session, item.seq)
+    with state.settled():
+        del session.sequences[item.seq]
+
+
+def truncate(state: State, session: SessionModel, item: commands.Truncate, actual: object) -> commands.Truncated:
+    sequence = own(session, item.seq)
+    pool = state.pools[sequence.pool]
+    size = pool.page_size
+    if item.n > len(sequence.tokens):
+        raise Refused("bad_request")
+    keep = ceil_pages(item.n, size)
+    inside = item.n % size != 0 and keep <= sequence.published
+    if not inside:
+        with state.settled():
+            _cut(sequence, item.n, keep)
+            kept_rows = min(item.n - sequence.published * size, size)
+            sequence.copy_rows = [
+                (source, target, min(rows, kept_rows))
+                for source, target, rows in sequence.copy_rows
+                if target in sequence.pages
+            ]
+        state.counters["truncates"] += 1
+        return commands.Truncated(keep)
+    source = sequence.pages[keep - 1]
+    cut = replace(sequence)
+    _cut(cut, item.n, keep - 1)
+    cut.copy_rows = [(source, -1, item.n % size)]
+    room = _room_after(state, session, item.seq, cut)
+    if room < 1:
+        raise Refused("out_of_pages", need=1, available=max(0, room), never_fits=keep + 1 > len(pool.state))
+    named = unpack_pages(actual.tail) if isinstance(actual, commands.Truncated) else []
+    with state.settled():
+        session.sequences[item.seq] = cut
+    fresh = state.take(pool, [], 1, named)
+    state.counters["truncates"] += 1
+    cut.pages = cut.pages + fresh
+    cut.copy_rows = [(source, fresh[0], item.n % size)]
+    return commands.Truncated(keep, pack_pages(fresh), cut.copy_rows)
+
+
+def _cut(sequence: Sequence, n: int, keep: int) -> None:
+    """The first n tokens and the first ``keep`` pages stay."""
+    sequence.tokens = sequence.tokens[:n]
+    sequence.pages = sequence.pages[:keep]
+    sequence.committed = min(sequence.committed, n)
+    sequence.cached = min(sequence.cached, n)
+    sequence.published = min(sequence.published, keep)
+    sequence.depth = min(sequence.depth, keep)
+    sequence.born_shared = min(sequence.born_shared, keep)
+
+
+def _room_after(state: State, session: SessionModel, seq: int, cut: Sequence) -> int:
+    """What would be available to the session if the sequence held only what ``cut`` holds."""
+    pool = state.pools[cut.pool]
+    original = session.sequences[seq]
+    before = state.held(pool)
+    session.sequences[seq] = cut
+    gone = sum(1 for page in before - state.held(pool) if pool.state[page] != CACHED)
+    room = state.available(pool, session, [], decode=True, coming=gone)
+    session.sequences[seq] = original
+    return room
+
+
+def commit(state: State, session: SessionModel, item: commands.Commit) -> None:
+    sequence = own(session, item.seq)
+    pool = state.pools[sequence.pool]
+    if not sequence.committed <= item.n <= len(sequence.tokens):
+        raise Refused("bad_request")
+    with state.settled():
+        sequence.copy_rows = []
+        for index in range(sequence.published, item.n // pool.page_size):
+            state.counters[f"{pool.publish(sequence, index)}_pages".replace("cached", "committed")] += 1
+        sequence.published = max(sequence.published, item.n // pool.page_size)
+        sequence.committed = item.n
+
+
+def extend(state: State, session: SessionModel, item: commands.Extend, actual: object) -> bytes:
+    sequence = own(session, item.seq)
+    pool = state.pools[sequence.pool]
+    if len(item.tokens) % 4:
+        raise Refused("bad_request")
+    added = unpack_tokens(item.tokens)
+    length = len(sequence.tokens) + len(added)
+    if length + item.headroom > state.config.limits.tokens:
+        raise Refused("limit_exceeded")
+    need = max(0, ceil_pages(length + item.headroom, pool.page_size) - len(sequence.pages))
+    room = state.available(pool, session, [], decode=True)
+    limits = state.pool_config[pool.name]
+    if need and need > room:
+        total = len(sequence.pages) + need
+        never = total > limits.pages or 0 < limits.session_cap_pages < need
+        raise Refused("out_of_pages", need=need, available=max(0, room), never_fits=never)
+    named = unpack_pages(actual) if isinstance(actual, bytes) else []
+    fresh = state.take(pool, [], need, named)
+    sequence.tokens = sequence.tokens + added
+    sequence.pages = sequence.pages + fresh
+    return pack_pages(fresh)
+
+
+def share(state: State, session: SessionModel, item: commands.Share, actual: object) -> commands.Shared:
+    parent = own(session, item.seq)
+    pool = state.pools[parent.pool]
+    size = pool.page_size
+    at = parent.committed if item.at is None else item.at
+    children = range(item.first_child, item.first_child + item.count)
+    new_ids(state, session, children)
+    if at > parent.committed:
+        raise Refused("bad_request")
+    shared = min(at // size, parent.published)
+    rows = at - shared * size
+    need = item.count if rows else 0
+    source = parent.pages[shared : shared + 1] if rows else []
+    room = state.available(pool, session, [], decode=True)
+    limits = state.pool_config[pool.name]
+    if need and need > room:
+        never = shared + 1 + need > limits.pages or 0 < limits.session_cap_pages < need
+        raise Refused("out_of_pages", need=need, available=max(0, room), never_fits=never)
+    named = unpack_pages(actual.tails) if isinstance(actual, commands.Shared) else []
+    fresh = state.take(pool, [], need, named)
+    copy_rows = [(source[0], page, rows) for page in fresh]
+    for number, child in enumerate(children):
+        session.sequences[child] = Sequence(
+            pool=parent.pool,
+            namespace=parent.namespace,
+            epoch=parent.epoch,
+            tokens=parent.tokens[:at],
+            pages=parent.pages[:shared] + fresh[number : number + 1],
+            published=shared,
+            depth=min(parent.depth, shared),
+            committed=at,
+            cached=at,
+            born_shared=shared,
+            copy_rows=copy_rows[number : number + 1],
+        )
+    state.counters["forks"] += item.count
+    return commands.Shared(at, shared, pack_pages(fresh), copy_rows)
+
+
+def entangled(state: State, sequence: Sequence) -> bool:
+    """Whether rows are still to be copied between this sequence and a page of another one that is not in the cache."""
+    pool = state.pools[sequence.pool]
+    others = [other for other in state.sequences() if other.pool == sequence.pool]
+    outside = [page for other in others for page in other.sources() if pool.state[page] != CACHED]
+    mine = [page for page in sequence.sources() if pool.state[page] != CACHED]
+    return bool(mine) or any(page in outside for page in sequence.pages[sequence.published :])
+
+
+def compact(state: State, session: SessionModel, seq: int) -> commands.Compacted:
+    sequence = own(session, seq)
+    pool = state.pools[sequence.pool]
+    with state.settled():
+        pages = list(sequence.pages)
+        for index in range(sequence.depth):
+            if pool.state[pages[index]] == SHADOW:
+                pages[index] = pool.cache[pool.key(sequence, index)]
+        sequence.pages = pages
+    return commands.Compacted(pack_pages(pages))

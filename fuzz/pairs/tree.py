@@ -1,0 +1,183 @@
+"""``tree.PrefixTree`` with ``evictor.LRU`` beside a dict of token tuples: same matches, holders and exact order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from radixkv.evictor.lru import LRU
+from radixkv.hashing import chain, namespace_root
+from radixkv.tree.node import Node, Root
+from radixkv.tree.prefix_tree import PrefixTree
+
+from fuzz.model.mismatch import expect, require
+from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
+from fuzz.model.tree import Path, TreeModel
+
+
+class Holder:
+    """One holder of a path: the node in the real tree, the path in the model."""
+
+    def __init__(self, node: Node, path: Path) -> None:
+        self.node, self.path = node, path
+
+
+class TreePair:
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.real = PrefixTree(page_size)
+        self.order: LRU[Node] = LRU()
+        self.model = TreeModel(page_size)
+        self.roots: list[Root] = []
+        self.holders: list[Holder] = []
+        self.events: Counter[str] = Counter()
+        self._next_page = 0
+
+    # -- operations ---------------------------------------------------------------------------------------------
+
+    def add_root(self) -> int:
+        number = len(self.roots)
+        self.roots.append(Root(number, number + 1, namespace_root(b"space", number + 1)))
+        return number
+
+    def look(self, root: int, tokens: list[int], lead: int = 0) -> None:
+        """Match tokens, behind ``lead`` bytes of others in the same buffer, and count idle pages on the way."""
+        packed = bytes(lead) + pack_tokens(tokens)
+        match = self.real.match(self.roots[root], packed, lead)
+        path = self.model.match(root, tuple(tokens))
+        found = [self.model.pages[page] for page in self.model.upward(path)]
+        expect("I6", "matched pages", unpack_pages(b"".join(match.parts)), found)
+        expect("I6", "matched page count", match.pages, len(found))
+        idle = sum(1 for page in self.model.upward(path) if self.model.holders(page) == 0)
+        expect("I24", "idle pages on the path", self.real.idle_on_path(match), idle)
+
+    def hold(self, root: int, tokens: list[int]) -> Holder:
+        """Pin the longest cached prefix, as a reserve does."""
+        match = self.real.match(self.roots[root], pack_tokens(tokens))
+        node, woken = self.real.pin(match)
+        self._wake(woken)
+        holder = Holder(node, self.model.match(root, tuple(tokens)))
+        self.model.held.append(holder.path)
+        self.holders.append(holder)
+        return holder
+
+    def publish(self, holder: Holder, tokens: list[int]) -> None:
+        """Lengthen a held path by full pages of tokens: over what is there already, then by new pages."""
+        root, before = holder.path
+        longer = (root, before + tuple(tokens))
+        packed = pack_tokens(tokens)
+        match = self.real.match(holder.node, packed)
+        there = self.model.match(*longer)
+        expect("I6", "pages there already", match.pages, (len(there[1]) - len(before)) // self.page_size)
+        if match.pages:
+            holder.node, woken = self.real.pin(match, above=holder.node)
+            self._wake(woken)
+        missing = [page for page in self.model.upward(longer) if page not in self.model.pages]
+        if missing:
+            fresh = list(range(self._next_page, self._next_page + len(missing)))
+            self._next_page += len(missing)
+            rest = packed[match.pages * self.page_size * 4 :]
+            hashes = chain(self.real.chain_hash(holder.node, 0), rest, self.page_size * 4)
+            holder.node = self.real.grow(holder.node, rest, pack_pages(fresh), hashes)
+            self.model.pages.update(zip(missing, fresh, strict=True))
+        self.model.held.remove(holder.path)
+        self.model.held.append(longer)
+        holder.path = longer
+
+    def release(self, holder: Holder) -> None:
+        """Let go of everything."""
+        self.holders.remove(holder)
+        self.model.let_go(holder.path, None)
+        if holder.path[1]:
+            idle, root = self.real.unpin(holder.node, self.model.stamps)
+            expect("I6", "root of a path", root is self.roots[holder.path[0]], True)
+            self._idle(idle)
+
+    def lift(self, holder: Holder, back: int) -> None:
+        """Let go of the last ``back`` pages."""
+        root, tokens = holder.path
+        kept = (root, tokens[: len(tokens) - back * self.page_size])
+        self.model.let_go(holder.path, kept)
+        holder.node, idle = self.real.lift(holder.node, back, self.model.stamps)
+        self._idle(idle)
+        holder.path = kept
+
+    def fork(self, holder: Holder, back: int, times: int) -> None:
+        """``times`` more holders of the path without its last ``back`` pages."""
+        root, tokens = holder.path
+        path = (root, tokens[: len(tokens) - back * self.page_size])
+        node = self.real.node_at(holder.node, back)
+        expect("I2", "nodes that were idle on a held path", self.real.hold(node, times), [])
+        for _ in range(times):
+            self.model.held.append(path)
+            self.holders.append(Holder(node, path))
+
+    def evict(self, pages: int) -> None:
+        """Take up to ``pages`` pages in order."""
+        order = self.model.order()[:pages]
+        gone: list[int] = []
+        while len(gone) < len(order):
+            leaf = self.order.front()
+            gone += reversed(unpack_pages(self.real.trim(leaf, len(order) - len(gone))))
+            if leaf.parent is None:
+                self.order.remove(leaf)
+        expect("I7", "evicted pages", gone, [self.model.pages[path] for path in order])
+        for path in order:
+            del self.model.pages[path]
+            del self.model.stamp[path]
+        self.events["evict"] += len(order)
+
+    def _wake(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            self.order.remove(node)
+
+    def _idle(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            self.order.add(node)
+
+    # -- comparing ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.events["split"], self.events["merge"] = self.real.splits, self.real.merges
+        nodes = self._walk()
+        expect("I24", "nodes", self.real.nodes, len(nodes))
+        expect("I24", "cached pages", self.real.cached_pages, len(self.model.pages))
+        expect("I24", "idle pages", self.real.idle_pages, len(self.model.idle()))
+        for holder in self.holders:
+            path = [self.model.pages[page] for page in self.model.upward(holder.path)]
+            expect("I6", "pages of a held path", unpack_pages(self.real.path_pages(holder.node)), path)
+        order = [page for node in self.order for page in reversed(unpack_pages(bytes(node.pages)))]
+        expect("I7", "order of eviction", order, [self.model.pages[path] for path in self.model.order()])
+
+    def check_queries(self, holder: Holder, back: int) -> None:
+        """The questions that plans ask about a held path."""
+        pages = self.model.upward(holder.path)
+        sole = sum(1 for page in pages[len(pages) - back :] if self.model.holders(page) == 1)
+        expect("I2", "pages held once", self.real.sole_pages(holder.node, back), sole)
+        kept = pack_tokens(holder.path[1][: (len(pages) - back) * self.page_size])
+        seed = self.roots[holder.path[0]].chain_seed
+        hashes = chain(seed, kept, self.page_size * 4)
+        expect("I6", "chain hash", self.real.chain_hash(holder.node, back), hashes[-16:] or seed)
+
+    def _walk(self) -> list[Node]:
+        """Every node, each looked at: keys, parents, sizes, hashes, holders, and each page against the dict."""
+        nodes: list[Node] = []
+        seen: dict[Path, int] = {}
+        stack: list[tuple[Node, Path, bytes]] = [(root, (root.namespace, ()), root.chain_seed) for root in self.roots]
+        while stack:
+            node, (root, before), parent_hash = stack.pop()
+            for key, child in (node.children or {}).items():
+                require("I9", child.parent is node, "a child that does not know its parent")
+                require("I9", key == bytes(child.tokens[: self.page_size * 4]), "a child under another page's key")
+                tokens = unpack_tokens(bytes(child.tokens))
+                pages = unpack_pages(bytes(child.pages))
+                require("I9", len(tokens) == len(pages) * self.page_size and pages != [], "an edge of odd length")
+                hashes = chain(parent_hash, bytes(child.tokens), self.page_size * 4)
+                expect("I9", "hashes", bytes(child.hashes), hashes)
+                for number, page in enumerate(pages, 1):
+                    path = (root, before + tuple(tokens[: number * self.page_size]))
+                    seen[path] = page
+                    expect("I2", f"holders of page {page}", child.holders, self.model.holders(path))
+                nodes.append(child)
+                stack.append((child, (root, before + tuple(tokens)), hashes[-16:]))
+        expect("I6", "pages by content", seen, self.model.pages)
+        return nodes

@@ -1,0 +1,1 @@
+"""One module a fuzzer: it draws operations at random and does them to a pair."""

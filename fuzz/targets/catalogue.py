@@ -1,0 +1,21 @@
+"""All fuzzers by name."""
+
+from __future__ import annotations
+
+from fuzz.registry import Fuzzer
+from fuzz.targets.allocator import AllocatorTarget
+from fuzz.targets.engine import EngineTarget
+from fuzz.targets.evictor import EvictorTarget
+from fuzz.targets.sessions import SessionsTarget
+from fuzz.targets.tree import TreeTarget
+
+FUZZERS = {
+    fuzzer.name: fuzzer
+    for fuzzer in (
+        Fuzzer("engine", "the whole engine against a naive one: replies, counts, writes", EngineTarget),
+        Fuzzer("tree", "the prefix tree with its order of eviction against a dict of token tuples", TreeTarget),
+        Fuzzer("allocator", "page states, free list and counted holders against a dict", AllocatorTarget),
+        Fuzzer("evictor", "the ordered map of idle nodes against a list", EvictorTarget),
+        Fuzzer("sessions", "sessions, leases and reply windows against dicts that forget nothing", SessionsTarget),
+    )
+}
