@@ -79,7 +79,7 @@ def make_case(shape: Shape, seed: int = 0, fill: float = NAN, padding: int = -1,
         for entry in range(count):
             table[row, entry] = order.pop()
     if shape.shared and used:
-        common = min(shape.lengths) // size
+        common = min((length for length in shape.lengths if length), default=0) // size
         table[:, :common] = table[0, :common].clone()
     table = table.to(device)
 
@@ -134,17 +134,23 @@ def assert_near(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor], dtype: 
         torch.testing.assert_close(mine.double().cpu(), right.double().cpu(), rtol=bound, atol=bound)
 
 
-def sparse_arena(dtype: torch.dtype, kv_heads: int = 1) -> Tensor:
-    """Pages 2**20 elements apart, the last one beyond 2**31, in memory of which only what is touched exists."""
+def sparse_arena(dtype: torch.dtype, device: str = "cpu") -> Tensor:
+    """[2050, 1, 2, 16, 1, 64], pages 2**20 elements apart: the last one lies beyond element 2**31.
+
+    On a CPU only what is touched takes memory; on a GPU all of it does, 4 GiB for the 16-bit dtypes.
+    """
     stride, pages = 2**20, 2**11 + 2
-    plain = Layout.of(KVSpec(1, kv_heads, 64, NAMES[dtype], 16))
+    layout = dataclasses.replace(Layout.of(KVSpec(1, 1, 64, NAMES[dtype], 16)), page_stride=stride)
+    size = pages * stride * dtype.itemsize
+    if device != "cpu":
+        return arena_view(torch.empty(size, dtype=torch.uint8, device=device), layout, pages)
     file = os.memfd_create("sparse")
     try:
-        os.ftruncate(file, pages * stride * dtype.itemsize)
+        os.ftruncate(file, size)
         memory = mmap.mmap(file, 0)
     finally:
         os.close(file)
-    return arena_view(memory, dataclasses.replace(plain, page_stride=stride), pages)
+    return arena_view(memory, layout, pages)
 
 
 def bits(tensor: Tensor) -> Tensor:

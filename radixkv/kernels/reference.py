@@ -29,10 +29,12 @@ def decode_attention(
         ids = page_table[row, : -(-length // page_size)]
         keys = _gather(pages.keys, ids)[:length]
         scores = torch.bmm(queries[row], keys.permute(1, 2, 0))
-        lse[row] = torch.logsumexp(scores, -1).view(heads)
-        weights = torch.softmax(scores, -1)
+        top = scores.amax(-1, keepdim=True)
+        weights = scores.sub_(top).exp_()
+        total = weights.sum(-1, keepdim=True)
+        lse[row] = (top + total.log()).view(heads)
         values = _gather(pages.values, ids)[:length]  # may lie where the keys lay, which are used up
-        out[row] = torch.bmm(weights, values.permute(1, 0, 2)).view(heads, dim)
+        out[row] = (torch.bmm(weights, values.permute(1, 0, 2)) / total).view(heads, dim)
     return out, lse
 
 

@@ -1,0 +1,15 @@
+"""The Triton kernels on a CUDA device: the checks of ``bench.gpu``, which also runs by itself and times them."""
+
+import pytest
+import torch
+
+from bench.gpu import CHECKS, Check
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_the_device(check: Check) -> None:
+    torch.manual_seed(0)
+    check("cuda", False)
+    torch.cuda.synchronize()
