@@ -8,14 +8,18 @@ from fuzz.targets.engine import EngineTarget
 from fuzz.targets.evictor import EvictorTarget
 from fuzz.targets.sessions import SessionsTarget
 from fuzz.targets.tree import TreeTarget
+from fuzz.targets.weak_hash import WeakHashTarget
+from fuzz.targets.wire import WireTarget
 
 FUZZERS = {
     fuzzer.name: fuzzer
     for fuzzer in (
-        Fuzzer("engine", "the whole engine against a naive one: replies, counts, writes", EngineTarget),
+        Fuzzer("engine", "the whole engine against a naive one: replies, counts, writes", EngineTarget, smoke_steps=24_000),
+        Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),
         Fuzzer("tree", "the prefix tree with its order of eviction against a dict of token tuples", TreeTarget),
         Fuzzer("allocator", "page states, free list and counted holders against a dict", AllocatorTarget),
         Fuzzer("evictor", "the ordered map of idle nodes against a list", EvictorTarget),
         Fuzzer("sessions", "sessions, leases and reply windows against dicts that forget nothing", SessionsTarget),
+        Fuzzer("wire", "spoilt and hostile bytes against the codec", WireTarget),
     )
 }

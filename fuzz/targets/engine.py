@@ -33,7 +33,7 @@ def random_config(rng: random.Random) -> Config:
     """One or two pools of 1 to 64 pages of 1 to 16 tokens, tight limits now and then."""
 
     def pool(name: str) -> PoolConfig:
-        pages = rng.choice((rng.randint(1, 8), rng.randint(4, 20), rng.randint(1, 64)))
+        pages = rng.choice((rng.randint(1, 8), rng.randint(4, 12), rng.randint(8, 20), rng.randint(1, 64)))
         cap = rng.randint(1, pages) if rng.random() < 0.2 else 0
         floor = rng.randint(0, max(1, min(cap or pages, pages // 4))) if rng.random() < 0.3 else 0
         return PoolConfig(
@@ -71,11 +71,12 @@ class EngineTarget:
         }
         self._namespaces = rng.sample(NAMESPACES, rng.randint(1, 3))
         self._swarm = Swarm(rng, OPERATIONS, ALWAYS, ODDS)
-        self._waits = rng.random() < 0.6
+        self._waits = rng.random() < 0.7
         self._sent: list[commands.Request] = []
         self._tickets: list[bytes] = []
         self._next_seq = 0
         self._short = False
+        self._crowd = rng.choice((3, 8, 20))
         self._ended: list[int] = []
         self.last: commands.Command | None = None
         for _ in range(rng.randint(1, 3)):
@@ -84,7 +85,8 @@ class EngineTarget:
     def step(self) -> None:
         """One random operation; after a refusal for lack of pages more often one that gives some back."""
         short, self._short = self._short, False
-        operation = "free" if short and self._rng.random() < 0.6 else self._swarm.pick()
+        crowded = len(self.pair.model.state.sequences()) > self._crowd
+        operation = "free" if (short or crowded) and self._rng.random() < 0.6 else self._swarm.pick()
         getattr(self, f"_{operation}")()
 
     # -- drawing ------------------------------------------------------------------------------------------------
@@ -104,8 +106,8 @@ class EngineTarget:
     def _do(self, command: commands.Command) -> None:
         self.last = command
         reply = self.pair.do(command).reply
-        if isinstance(reply, commands.Failure):
-            self._short = reply.code == "out_of_pages"
+        waits = reply is None and isinstance(command, commands.Request)
+        self._short = waits or (isinstance(reply, commands.Failure) and reply.code == "out_of_pages")
 
     def _seq(self, session: SessionModel) -> int:
         """Mostly one that it has."""

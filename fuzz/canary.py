@@ -1,0 +1,129 @@
+"""Known bugs, planted one at a time: a fuzzer that does not find them, and by the right name, is blind.
+
+Each is a bug that a comparable system has had. Without the bug the same run must be clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from radixkv.allocator.free_list import FreeList
+from radixkv.engine import commit
+from radixkv.engine.namespaces import Namespaces
+from radixkv.engine.pool import Pool
+from radixkv.sessions.window import ReplyWindow
+from radixkv.tree.node import Node, Root
+from radixkv.tree.prefix_tree import PrefixTree
+
+from fuzz.registry import Failed, run
+from fuzz.targets.catalogue import FUZZERS
+
+SEED, STEPS = 0, 4000
+
+
+@dataclass(frozen=True)
+class Canary:
+    """``plant`` puts the bug in; ``finds`` are the invariants by which it may be found, in whatever order it shows."""
+
+    name: str
+    about: str
+    plant: Callable[[], AbstractContextManager[Any]]
+    finds: tuple[str, ...]
+
+
+def _double_free() -> AbstractContextManager[Any]:
+    right = FreeList.give
+
+    def give(self: FreeList, packed: bytes) -> None:
+        right(self, packed + packed[:4])
+
+    return patch.object(FreeList, "give", give)
+
+
+def _split_forgets_holders() -> AbstractContextManager[Any]:
+    right = PrefixTree._split
+
+    def split(self: PrefixTree, node: Node, pages: int) -> Node:
+        head = right(self, node, pages)
+        head.holders = min(head.holders, 1)
+        return head
+
+    return patch.object(PrefixTree, "_split", split)
+
+
+def _roots_first() -> AbstractContextManager[Any]:
+    right = Pool.fallen_idle
+
+    def fallen_idle(self: Pool, nodes: list[Node], retired: bool) -> None:
+        right(self, nodes[::-1], retired)
+
+    return patch.object(Pool, "fallen_idle", fallen_idle)
+
+
+def _old_epochs_match() -> AbstractContextManager[Any]:
+    right = Namespaces.renew
+
+    def renew(self: Namespaces, namespace: Any) -> Root:
+        before = namespace.root
+        old = right(self, namespace)
+        namespace.root = before
+        return old
+
+    return patch.object(Namespaces, "renew", renew)
+
+
+def _tail_leaks() -> AbstractContextManager[Any]:
+    def cut(pool: Pool, seq: Any, kept: int) -> None:
+        dropped = seq.pages[kept + 1 :].tolist()
+        del seq.pages[kept:]
+        pool.drop(dropped, commit.State.PRIVATE, None)
+
+    return patch.object(commit, "_cut_private", cut)
+
+
+def _repeats_act_again() -> AbstractContextManager[Any]:
+    def admit(self: ReplyWindow[Any], request: int) -> None:
+        return None
+
+    return patch.object(ReplyWindow, "admit", admit)
+
+
+CANARIES = [
+    Canary("double-free", "a page given back goes into the free list twice", _double_free, ("I1", "I3")),
+    Canary("split-holders", "a split forgets that several hold the head", _split_forgets_holders, ("I2", "I7")),
+    Canary("parents-first", "a path is put into the order of eviction root first", _roots_first, ("I7",)),
+    Canary("old-epoch", "invalidate leaves the old pages where they are found", _old_epochs_match, ("I1", "I6")),
+    Canary("truncate-leak", "truncate forgets to give one page back", _tail_leaks, ("I1",)),
+    Canary("acts-twice", "a repeated request is carried out again", _repeats_act_again, ("I18", "I28")),
+]
+
+
+def canary(names: list[str]) -> bool:
+    """Run all canaries (or those named). Prints what was found; True if each bug was, and nothing without one."""
+    good = _verdict("none", "no bug planted", nullcontext, ())
+    for bird in CANARIES:
+        if not names or bird.name in names:
+            good &= _verdict(bird.name, bird.about, bird.plant, bird.finds)
+    return good
+
+
+def _verdict(name: str, about: str, plant: Callable[[], AbstractContextManager[Any]], finds: tuple[str, ...]) -> bool:
+    found, step = found_by(plant)
+    good = found in finds if finds else found is None
+    says = f"found as {found} at step {step}" if found else f"nothing found in {STEPS} steps"
+    print(f"{'ok' if good else 'WRONG':<6}{name:<15}{says:<32}{about}")
+    return good
+
+
+def found_by(plant: Callable[[], AbstractContextManager[Any]]) -> tuple[str | None, int]:
+    """The invariant that the engine's fuzzer names with this bug in, and the step."""
+    with plant():
+        try:
+            run(FUZZERS["engine"], SEED, STEPS)
+        except Failed as failed:
+            return failed.invariant, failed.step
+    return None, STEPS
