@@ -1,0 +1,291 @@
+"""What ends of connections and processes mean, with real processes on real sockets.
+
+Only the core is played: ``Log`` writes down what it would have been told.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from radixkv.commands import EndSession, Failure, Hello, MappingGone, MapPool, PoolMap, Welcome
+from radixkv.errors import SessionLost, Unavailable
+from radixkv.ipc import members as membership
+from radixkv.ipc import wire
+from radixkv.ipc.attach import Attachment, Listener
+from radixkv.ipc.endpoint import Endpoint
+from radixkv.ipc.members import Members
+
+POOL = PoolMap("default", 8, 4096, 4096, {}, {})
+LIMIT = 2
+
+WORKER = """
+import os, sys
+from pathlib import Path
+from radixkv.ipc.attach import Attachment
+from radixkv.ipc.endpoint import Endpoint
+worker = Attachment(Endpoint(Path(sys.argv[1])), 10.0)
+worker.hello("child")
+if "fork" in sys.argv:
+    child = os.fork()  # it inherits the connection
+    if child == 0:
+        os.read(0, 1)
+        os._exit(0)
+    print(child, flush=True)
+else:
+    print("hello", flush=True)
+if os.read(0, 1) == b"c":
+    worker.close()
+    print("closed", flush=True)
+    os.read(0, 1)
+"""
+
+
+class Log:
+    def __init__(self) -> None:
+        self.reports: list[EndSession | MappingGone] = []
+        self.opened: list[str] = []
+        self.refusal: Failure | None = None
+
+    def open_session(self, name: str) -> Welcome | Failure:
+        if self.refusal:
+            return self.refusal
+        self.opened.append(name)
+        return Welcome(1, len(self.opened), 1, 0, b"t" * 16, "b", "c", ["default"], 5.0, 60.0)
+
+    def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure:
+        return (POOL, (0, 1)) if name == "default" else Failure("bad_request", f"no pool {name}")
+
+    def report(self, command: EndSession | MappingGone) -> None:
+        self.reports.append(command)
+
+
+class Door:
+    """A listening socket, its epoll, its members."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.log = Log()
+        self.listener = Listener(endpoint)
+        self.epoll = select.epoll()
+        self.members = Members(self.listener, self.epoll, self.log, LIMIT)
+
+    def serve(self, wait_s: float = 5.0, now: float = 0.0) -> None:
+        """One round: wait for something to happen and react."""
+        events = self.epoll.poll(wait_s)
+        assert events, "nothing happened"
+        for fd, _ in events:
+            self.members.handle(fd, now)
+
+    def settle(self, now: float = 0.0) -> None:
+        while events := self.epoll.poll(0.05):
+            for fd, _ in events:
+                self.members.handle(fd, now)
+
+    def ask(self, raw: socket.socket, record: Hello | MapPool | bytes):
+        raw.send(record if isinstance(record, bytes) else wire.encode_attach(record))
+        self.settle()
+        raw.settimeout(5.0)
+        packet = raw.recv(70_000)
+        return wire.decode_attach_reply(packet) if packet else None
+
+    def close(self) -> None:
+        self.members.close()
+        self.epoll.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def door(tmp_path: Path):
+    door = Door(Endpoint(tmp_path / "r.sock"))
+    yield door
+    door.close()
+
+
+@pytest.fixture
+def raw(door: Door):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+        raw.connect(str(door.endpoint.attach_path))
+        yield raw
+
+
+def worker(door: Door, *how: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", WORKER, str(door.endpoint.path), *how]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    while not door.log.opened:
+        door.serve()
+    return process
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+
+
+def until(door: Door, count: int) -> list[EndSession | MappingGone]:
+    while len(door.log.reports) < count:
+        door.serve()
+    return door.log.reports
+
+
+def kinds(reports: list[EndSession | MappingGone]) -> list[tuple[str, bool | None]]:
+    return [(type(report).__name__, getattr(report, "mapped", None)) for report in reports]
+
+
+def test_a_killed_process_ends_its_session_once(door: Door) -> None:
+    process = worker(door)
+    assert len(door.members) == 1
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    door.settle()
+    assert kinds(door.log.reports) in ([("EndSession", False)], [("EndSession", True), ("MappingGone", None)])
+    assert len(door.members) == 0
+    finish(process)
+
+
+def test_a_closed_connection_quarantines_until_the_process_ends(door: Door) -> None:
+    process = worker(door)
+    assert process.stdin is not None
+    process.stdin.write(b"c")
+    process.stdin.flush()
+    assert kinds(until(door, 1)) == [("EndSession", True)]
+    door.settle()
+    assert len(door.members) == 1, "its process could still write"
+    finish(process)
+    assert kinds(until(door, 2)) == [("EndSession", True), ("MappingGone", None)]
+    assert len(door.members) == 0
+
+
+def test_a_child_that_inherited_the_connection_holds_the_mapping_open(door: Door) -> None:
+    process = worker(door, "fork")
+    assert process.stdout is not None and process.stdin is not None
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert kinds(until(door, 1)) == [("EndSession", True)]
+    door.settle()
+    assert len(door.log.reports) == 1
+    os.kill(child, signal.SIGKILL)
+    assert kinds(until(door, 2)) == [("EndSession", True), ("MappingGone", None)]
+    finish(process)
+
+
+def test_bye_says_that_nothing_is_mapped_any_more(door: Door) -> None:
+    process = worker(door)
+    door.members.ended(1, mapped=False)
+    assert process.stdin is not None
+    process.stdin.write(b"c")
+    process.stdin.flush()
+    while len(door.members):
+        door.serve()
+    finish(process)
+    door.settle()
+    assert door.log.reports == []
+
+
+def test_a_revoked_session_may_still_write_until_both_ends_were_seen(door: Door) -> None:
+    process = worker(door)
+    door.members.ended(1, mapped=True)
+    finish(process)
+    assert kinds(until(door, 1)) == [("MappingGone", None)]
+    door.settle()
+    assert len(door.log.reports) == 1 and len(door.members) == 0
+
+
+def test_what_a_connection_may_ask(door: Door, raw: socket.socket) -> None:
+    before_hello = door.ask(raw, MapPool("default"))
+    assert isinstance(before_hello, Failure) and before_hello.code == "bad_request"
+    wrong = door.ask(raw, Hello(99, "w"))
+    assert isinstance(wrong, Failure)
+    assert (wrong.code, wrong.details) == ("version_mismatch", {"daemon": 1, "client": 99})
+    for garbage in (b"\xc1", b"\x91" * 60_000, b"\x91\xa7goodbye", b"\x93\xa5hello\xa11"):
+        answer = door.ask(raw, garbage)
+        assert isinstance(answer, Failure) and answer.code == "bad_request"
+    assert isinstance(door.ask(raw, Hello(1, "w")), Welcome)
+    again = door.ask(raw, Hello(1, "w"))
+    assert isinstance(again, Failure) and "already" in again.message
+    nowhere = door.ask(raw, MapPool("nowhere"))
+    assert isinstance(nowhere, Failure) and nowhere.code == "bad_request"
+    assert door.ask(raw, MapPool("default")) == POOL
+    door.members.ended(1, mapped=True)
+    over = door.ask(raw, MapPool("default"))
+    assert isinstance(over, Failure) and over.code == SessionLost.code
+    assert door.log.opened == ["w"]
+
+
+def test_the_cores_refusal_is_passed_on_and_another_hello_is_possible(door: Door, raw: socket.socket) -> None:
+    door.log.refusal = Failure("draining", "no")
+    assert door.ask(raw, Hello(1, "w")) == door.log.refusal
+    door.log.refusal = None
+    assert isinstance(door.ask(raw, Hello(1, "w")), Welcome)
+
+
+def test_who_never_says_hello_is_closed(door: Door, raw: socket.socket) -> None:
+    door.settle(now=100.0)
+    door.members.sweep(100.0 + membership.HELLO_WITHIN_S)
+    assert door.epoll.poll(0.0) == []
+    door.members.sweep(100.1 + membership.HELLO_WITHIN_S)
+    raw.settimeout(5.0)
+    assert raw.recv(10) == b""
+    assert door.log.reports == []
+
+
+def test_strangers_are_bounded(door: Door) -> None:
+    crowd = []
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(70):
+        crowd.append(Attachment(door.endpoint, 5.0))
+        door.settle()
+    with pytest.raises(Unavailable):
+        crowd[0].hello()
+    for each in crowd:
+        each.close()
+    door.settle()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_sessions_whose_processes_live_on_are_bounded(door: Door) -> None:
+    """Otherwise one process could take a pidfd here with every session that it opens and drops."""
+    for count in range(2 * LIMIT):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+            raw.connect(str(door.endpoint.attach_path))
+            assert isinstance(door.ask(raw, Hello(1, "w")), Welcome)
+        door.settle()
+        assert len(door.members) == count + 1
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+        raw.connect(str(door.endpoint.attach_path))
+        refused = door.ask(raw, Hello(1, "w"))
+        assert isinstance(refused, Failure) and refused.code == "limit_exceeded"
+
+
+def test_no_descriptors_left_is_survived(door: Door) -> None:
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+        raw.connect(str(door.endpoint.attach_path))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            door.serve()
+            assert door.epoll.poll(0.0) == [], "it does not spin"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        door.members.sweep(0.0)
+        assert isinstance(door.ask(raw, Hello(1, "w")), Welcome)
+
+
+def test_an_event_of_a_former_owner_of_a_number_harms_nobody(door: Door, raw: socket.socket) -> None:
+    assert isinstance(door.ask(raw, Hello(1, "w")), Welcome)
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        door.members.handle(fd, 0.0)
+    assert door.log.reports == []
+    assert door.ask(raw, MapPool("default")) == POOL
