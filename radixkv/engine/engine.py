@@ -62,7 +62,8 @@ class Engine(State):
         reply = self._request(command, now) if type(command) is Request else self._internal(command, now)
         for pool in self.pools.values():
             if pool.waiting:
-                reserving.serve_waiting(self, pool, now)
+                reserving.serve_waiting(self, now)
+                break
         outcome = Outcome(reply)
         if self.writes:
             outcome.writes = self.writes.copy()

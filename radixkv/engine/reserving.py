@@ -66,14 +66,20 @@ def _wait(state: State, session: Worker, pool: Pool, waiting: Waiting) -> None:
     pool.waiting.join(waiting)
 
 
-def serve_waiting(state: State, pool: Pool, now: float) -> None:
-    """Answer those whose wait is over; then, if pages have come free, grant from the front what fits."""
-    for waiting in pool.waiting.overdue(now):
-        answer_waiting(state, pool, waiting, failure(_in_vain(state, pool, waiting, now)))
-        pool.gained = True
-    if not pool.gained:
-        return
-    pool.gained = False
+def serve_waiting(state: State, now: float) -> None:
+    """Answer those whose wait is over; then, where pages have come free, grant from the front what fits."""
+    for pool in state.pools.values():
+        for waiting in pool.waiting.overdue(now):
+            answer_waiting(state, pool, waiting, failure(_in_vain(state, pool, waiting, now)))
+            pool.gained = True
+    # Again while there is something to look at: a session revoked for one pool's sake makes room in others.
+    while gained := [pool for pool in state.pools.values() if pool.gained and pool.waiting]:
+        for pool in gained:
+            pool.gained = False
+            _serve_front(state, pool)
+
+
+def _serve_front(state: State, pool: Pool) -> None:
     while pool.waiting:
         waiting = pool.waiting.first()
         session = state.sessions.find_quietly(waiting.session)
