@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from fuzz.registry import Failed, run
+from fuzz.targets.catalogue import FUZZERS
 from radixkv.allocator.free_list import FreeList
+from radixkv.allocator.page_states import State
 from radixkv.engine import commit
 from radixkv.engine.namespaces import Namespaces
 from radixkv.engine.pool import Pool
 from radixkv.sessions.window import ReplyWindow
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
-
-from fuzz.registry import Failed, run
-from fuzz.targets.catalogue import FUZZERS
 
 SEED, STEPS = 0, 4000
 
@@ -80,7 +80,7 @@ def _tail_leaks() -> AbstractContextManager[Any]:
     def cut(pool: Pool, seq: Any, kept: int) -> None:
         dropped = seq.pages[kept + 1 :].tolist()
         del seq.pages[kept:]
-        pool.drop(dropped, commit.State.PRIVATE, None)
+        pool.drop(dropped, State.PRIVATE, None)
 
     return patch.object(commit, "_cut_private", cut)
 

@@ -14,7 +14,7 @@ WANTED = ("split", "merge", "evict", "shadow", "grant", "fork", "truncate")
 
 
 def smoke(seed: int) -> bool:
-    """Run every fuzzer for its ``smoke_steps``. Prints what happened; True if nothing was found and nothing is short."""
+    """Run every fuzzer for its ``smoke_steps``. Prints what happened; True if nothing was found nor met too seldom."""
     events: Counter[str] = Counter()
     good = True
     for fuzzer in FUZZERS.values():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixkv import commands
-
 from fuzz.model.mismatch import expect
 from fuzz.model.state import COUNTED, State
+from radixkv import commands
 
 
 def same_reply(actual: commands.Reply | None, expected: commands.Reply | None) -> None:

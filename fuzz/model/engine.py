@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from radixkv import commands
-from radixkv.config import LAST_PAGE_MODES, Config
-
 from fuzz.model import verbs
 from fuzz.model.compare import same_reply
 from fuzz.model.mismatch import Mismatch, expect, require
 from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
 from fuzz.model.pool import PoolModel
 from fuzz.model.state import Refused, SessionModel, State, Transit, Waiting
+from radixkv import commands
+from radixkv.config import LAST_PAGE_MODES, Config
 
 SPAN = 1024
 """How far behind a session's newest request id another one may still come in."""
@@ -52,7 +51,8 @@ class EngineModel:
             case commands.Drain():
                 self._drain()
         self._reclaimed(outcome)
-        while any([self._serve_queue(pool, now) for pool in self.state.pools.values()]):
+        self._expire(now)
+        while sum(self._serve_queue(pool) for pool in self.state.pools.values()):
             pass  # a session revoked for one pool's sake may have made room in another
         expect("I10", "answers given to nobody who waits", self._granted, [])
         expect("I14", "sessions ended by the core", list(outcome.ended), self._ended)
@@ -147,7 +147,9 @@ class EngineModel:
 
     # -- reserve ------------------------------------------------------------------------------------------------
 
-    def _reserve(self, session: SessionModel, request: commands.Request, now: float, actual: Reply | None) -> Any:
+    def _reserve(
+        self, session: SessionModel, request: commands.Request, now: float, actual: Reply | None
+    ) -> Reply | None:
         body = request.body
         assert isinstance(body, commands.Reserve)
         if self.state.draining:
@@ -165,7 +167,8 @@ class EngineModel:
         except Refused as refused:
             if refused.code != "out_of_pages" or refused.details["never_fits"] or not body.wait_s:
                 raise
-        return self._wait(waiting)
+        self._wait(waiting)
+        return None
 
     def _reserve_now(self, session: SessionModel, body: commands.Reserve, actual: Reply | None) -> Reply:
         plan = self._revoking(session, lambda: verbs.reserve_plan(self.state, session, body))
@@ -339,12 +342,16 @@ class EngineModel:
                     pool.forget(page)
                     self.state.counters["evicted_pages"] += 1
 
-    def _serve_queue(self, pool: PoolModel, now: float) -> bool:
-        """Answer whose time is over, then grant from the front as long as what is first fits. True if any was granted."""
-        queue, served = self.state.queue[pool.name], False
-        for waiting in sorted((w for w in queue if w.until <= now), key=lambda w: (w.until, w.session, w.request)):
-            queue.remove(waiting)
-            self._late(waiting, self._in_vain(waiting, now))
+    def _expire(self, now: float) -> None:
+        """Answer those whose time is over."""
+        for queue in self.state.queue.values():
+            for waiting in sorted((w for w in queue if w.until <= now), key=lambda w: (w.until, w.session, w.request)):
+                queue.remove(waiting)
+                self._late(waiting, self._in_vain(waiting, now))
+
+    def _serve_queue(self, pool: PoolModel) -> int:
+        """Grant from the front as long as what is first fits. Returns how many were answered."""
+        queue, served = self.state.queue[pool.name], 0
         while queue:
             waiting = queue[0]
             session = self.state.sessions[waiting.session]
@@ -357,7 +364,7 @@ class EngineModel:
                 reply = failure(refused)
             queue.pop(0)
             self._late(waiting, reply)
-            served = True
+            served += 1
         return served
 
     def _late(self, waiting: Waiting, reply: Reply) -> None:

@@ -7,8 +7,9 @@
             private | shadow -> quarantined -> free      the session that could write to it has ended
 
 Nothing is counted by hand. Who holds a page is found anew each time by looking at every sequence; a page of the cache
-is also held by whoever holds a page below it, and by whoever has committed the same tokens. The order of eviction is literal: of the cached pages which nobody
-holds and which have no cached page below them the one with the oldest stamp goes first, the deepest first if equal.
+is also held by whoever holds a page below it, and by whoever has committed the same tokens. The order of eviction is
+literal: of the cached pages which nobody holds and which have no cached page below them the one with the oldest stamp
+goes first, the deepest first if equal.
 """
 
 from __future__ import annotations

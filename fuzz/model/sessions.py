@@ -28,7 +28,9 @@ class SessionsModel:
     def lapsed(self, besides: int) -> int | None:
         """The session, other than ``besides``, that has been silent longest, if that is longer than its lease."""
         limit = self.running_s - self.lease_s
-        silent = [(session.seen_s, who) for who, session in self.open.items() if session.seen_s < limit and who != besides]
+        silent = [
+            (session.seen_s, who) for who, session in self.open.items() if session.seen_s < limit and who != besides
+        ]
         oldest = min((seen for seen, _ in silent), default=None)
         return next((who for seen, who in silent if seen == oldest), None)
 

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from radixkv import commands
-from radixkv.config import Config
-
 from fuzz.model.mismatch import require
 from fuzz.model.pool import CACHED, FREE, PRIVATE, PoolModel, Sequence
-
+from radixkv import commands
+from radixkv.config import Config
 
 COUNTED = (
     "requests", "asked_tokens", "hit_tokens", "evicted_pages", "committed_pages", "shadow_pages", "forks", "truncates",

@@ -5,11 +5,10 @@ After each command it must tell the same story as the model: what the writes say
 
 from __future__ import annotations
 
-from radixkv import commands
-
 from fuzz.model.mismatch import expect, require
 from fuzz.model.packing import unpack_pages
 from fuzz.model.pool import CACHED, FREE, PRIVATE, QUARANTINED, SHADOW, PoolModel
+from radixkv import commands
 
 
 class TableMirror:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from radixkv import commands
-
 from fuzz.model.packing import pack_pages, unpack_pages, unpack_tokens
 from fuzz.model.pool import CACHED, SHADOW, PoolModel, Sequence
 from fuzz.model.state import Refused, SessionModel, State
+from radixkv import commands
 
 
 def ceil_pages(tokens: int, page_size: int) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from fuzz.model.allocator import AllocatorModel
+from fuzz.model.mismatch import expect, require
 from radixkv.allocator.page_pool import PagePool
 from radixkv.allocator.page_states import Event, State
 from radixkv.errors import BrokenInvariant
-
-from fuzz.model.allocator import AllocatorModel
-from fuzz.model.mismatch import expect, require
 
 
 class AllocatorPair:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from radixkv import commands
-from radixkv.config import Config
-from radixkv.engine.engine import Engine
-from radixkv.engine.invariants import check
-
 from fuzz.model.compare import same_counts
 from fuzz.model.engine import EngineModel
 from fuzz.model.mismatch import expect
 from fuzz.model.table import TableMirror
+from radixkv import commands
+from radixkv.config import Config
+from radixkv.engine.engine import Engine
+from radixkv.engine.invariants import check
 
 FAR = 1e9
 """A deadline that never comes."""

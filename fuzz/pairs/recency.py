@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from radixkv.evictor.lru import LRU
-
 from fuzz.model.evictor import RecencyModel
 from fuzz.model.mismatch import expect
+from radixkv.evictor.lru import LRU
 
 
 class RecencyPair:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from radixkv.errors import BadRequest, LimitExceeded, SessionLost
-from radixkv.sessions.registry import Registry
-
 from fuzz.model.mismatch import expect, require
 from fuzz.model.sessions import Opened, SessionsModel
+from radixkv.errors import BadRequest, LimitExceeded, SessionLost
+from radixkv.sessions.registry import Registry
 
 
 class SessionsPair:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fuzz.model.mismatch import expect, require
+from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
+from fuzz.model.tree import Path, TreeModel
 from radixkv.evictor.lru import LRU
 from radixkv.hashing import chain, namespace_root
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
-
-from fuzz.model.mismatch import expect, require
-from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
-from fuzz.model.tree import Path, TreeModel
 
 
 class Holder:

@@ -14,7 +14,9 @@ from fuzz.targets.wire import WireTarget
 FUZZERS = {
     fuzzer.name: fuzzer
     for fuzzer in (
-        Fuzzer("engine", "the whole engine against a naive one: replies, counts, writes", EngineTarget, smoke_steps=24_000),
+        Fuzzer(
+            "engine", "the whole engine against a naive one: replies, counts, writes", EngineTarget, smoke_steps=24_000
+        ),
         Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),
         Fuzzer("tree", "the prefix tree with its order of eviction against a dict of token tuples", TreeTarget),
         Fuzzer("allocator", "page states, free list and counted holders against a dict", AllocatorTarget),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 
-from radixkv import commands
-from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
-
 from fuzz.model.packing import pack_tokens
-from fuzz.model.pool import Sequence
 from fuzz.model.state import SessionModel
 from fuzz.pairs.engine import FAR, EnginePair
 from fuzz.registry import Swarm
 from fuzz.targets.words import Words
+from radixkv import commands
+from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
 
 NAMESPACES = [b"", b"\0", b"a", b"a\0", b"ab", b"a" * 1024, (1).to_bytes(8, "little"), (2).to_bytes(8, "little") + b"a"]
 ALWAYS = ("reserve", "commit", "free")
@@ -280,8 +278,11 @@ class EngineTarget:
     def _stranger(self) -> None:
         """A session that is over or never was, or another epoch of one that is."""
         alive = self._session().id
-        who, epoch = self._rng.choice([(77, 1), (0, 0), (alive, 0), (alive, 2), (self._rng.choice([0, *self._ended]), 1)])
-        body = self._rng.choice([commands.Heartbeat(), commands.Bye(), commands.Stats(), commands.Step([commands.Free(1)])])
+        who, epoch = self._rng.choice(
+            [(77, 1), (0, 0), (alive, 0), (alive, 2), (self._rng.choice([0, *self._ended]), 1)]
+        )
+        bodies: list[commands.Body] = [commands.Heartbeat(), commands.Bye(), commands.Stats()]
+        body = self._rng.choice([*bodies, commands.Step([commands.Free(1)])])
         request = commands.Request(who, epoch, self._rng.randint(1, 9), FAR, body)
         if not (who == alive and epoch == 1):
             self._do(request)

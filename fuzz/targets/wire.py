@@ -1,4 +1,4 @@
-"""Bytes that a peer might send: whatever they are, the codec reads them within its limits or refuses by a typed error."""
+"""Bytes that a peer might send: the codec reads them within its limits or refuses them by a typed error."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from fuzz.model.mismatch import expect, require
+from fuzz.registry import Swarm
 from radixkv import commands, errors
 from radixkv.config import Limits
 from radixkv.ipc import wire
-
-from fuzz.model.mismatch import expect, require
-from fuzz.registry import Swarm
 
 LIMITS = Limits(message_bytes=100_000, tokens=500, batch_items=50)
 HOSTILE = [
@@ -63,15 +62,24 @@ class WireTarget:
         """The client's side, and the attach socket: typed errors there too."""
         rng = self._rng
         if attach:
-            record = rng.choice([commands.Hello(1, "w"), commands.MapPool("a"), _welcome(rng), commands.Failure("x", "y")])
-            frame = wire.encode_attach(record)
+            records: list[commands.AttachRequest | commands.AttachReply] = [
+                commands.Hello(1, "w"),
+                commands.MapPool("a"),
+                _welcome(rng),
+                commands.Failure("x", "y"),
+            ]
+            frame = wire.encode_attach(rng.choice(records))
             readers: list[tuple[Callable[[bytes], Any], type[Exception]]] = [
                 (wire.decode_attach_request, errors.BadRequest),
                 (wire.decode_attach_reply, errors.VersionMismatch),
             ]
         else:
-            reply = rng.choice([commands.Reserved(b"\0" * 4, 0, 0, [(1, 2, 3)]), commands.Done(), commands.Invalidated(3)])
-            frame = wire.encode_reply(rng.randint(0, 99), reply)
+            replies: list[commands.Reply] = [
+                commands.Reserved(b"\0" * 4, 0, 0, [(1, 2, 3)]),
+                commands.Done(),
+                commands.Invalidated(3),
+            ]
+            frame = wire.encode_reply(rng.randint(0, 99), rng.choice(replies))
             readers = [(wire.decode_reply, errors.VersionMismatch)]
         spoilt = self._spoil(rng.choice(("flip", "cut", "insert", "noise", "hostile")), frame)
         for read, allowed in readers:
@@ -117,29 +125,31 @@ class WireTarget:
     def _body(self) -> commands.Body:
         rng, n = self._rng, self._natural
         canonical, few = rng.randbytes(rng.choice((0, 1, 1024))), rng.randint(0, 3)
-        return rng.choice([
-            lambda: commands.Reserve("pool", n(), canonical, self._tokens(), few, rng.choice(("copy", "keep", "drop")), 1.0),
-            self._step_body,
-            lambda: commands.Handoff(n(), rng.randbytes(16), rng.uniform(0, 86400)),
-            lambda: commands.Adopt("p" * 64, rng.randbytes(16), n()),
-            lambda: commands.Compact(n()),
-            lambda: commands.Invalidate("pool", canonical),
-            lambda: commands.Lookup("pool", canonical, [self._tokens() for _ in range(few)]),
-            lambda: commands.Cancel(n()),
-            commands.Heartbeat,
-            commands.Bye,
-            commands.Stats,
-        ])()  # fmt: skip
+        last_page = rng.choice(("copy", "keep", "drop"))
+        bodies: list[commands.Body] = [
+            commands.Reserve("pool", n(), canonical, self._tokens(), few, last_page, 1.0),
+            self._step_body(),
+            commands.Handoff(n(), rng.randbytes(16), rng.uniform(0, 86400)),
+            commands.Adopt("p" * 64, rng.randbytes(16), n()),
+            commands.Compact(n()),
+            commands.Invalidate("pool", canonical),
+            commands.Lookup("pool", canonical, [self._tokens() for _ in range(few)]),
+            commands.Cancel(n()),
+            commands.Heartbeat(),
+            commands.Bye(),
+            commands.Stats(),
+        ]
+        return rng.choice(bodies)
 
     def _step_body(self) -> commands.Step:
-        n, some = self._natural, lambda make: [make() for _ in range(self._rng.randint(0, 3))]
+        rng, n = self._rng, self._natural
         return commands.Step(
-            free=some(lambda: commands.Free(n())),
-            truncate=some(lambda: commands.Truncate(n(), n())),
-            commit=some(lambda: commands.Commit(n(), n())),
-            extend=some(lambda: commands.Extend(n(), self._tokens(), self._rng.randint(0, 9))),
-            share=some(lambda: commands.Share(n(), self._rng.choice((None, n())), self._rng.randint(0, 9), n() // 2)),
-            copied=some(n),
+            free=[commands.Free(n()) for _ in range(rng.randint(0, 3))],
+            truncate=[commands.Truncate(n(), n()) for _ in range(rng.randint(0, 3))],
+            commit=[commands.Commit(n(), n()) for _ in range(rng.randint(0, 3))],
+            extend=[commands.Extend(n(), self._tokens(), rng.randint(0, 9)) for _ in range(rng.randint(0, 3))],
+            share=[commands.Share(n(), rng.choice((None, n())), rng.randint(0, 9), n() // 2) for _ in range(2)],
+            copied=[n() for _ in range(rng.randint(0, 3))],
         )
 
 
