@@ -1,7 +1,7 @@
 """``python -m bench.gpu``: every kernel checked against the reference on a CUDA device, then decode attention timed.
 
 Needs torch and Triton alone. Without a CUDA device it says so and ends well. Exit 1 if a check fails. Rows
-(docs/performance.md): ``gpu.decode_*_us`` is one call for one layer, beside torch's own attention over dense keys and
+(docs/kernels.md): ``gpu.decode_*_us`` is one call for one layer, beside torch's own attention over dense keys and
 values of the same size; ``..._gbps`` is the bytes of keys and values read for it.
 
 A check takes the device and whether to keep it small; small ones also run in Triton's interpreter, in the unit tests.

@@ -80,7 +80,7 @@ def make_case(shape: Shape, seed: int = 0, fill: float = NAN, padding: int = -1,
             table[row, entry] = order.pop()
     if shape.shared and used:
         common = min((length for length in shape.lengths if length), default=0) // size
-        table[:, :common] = table[0, :common].clone()
+        table[:, :common] = table[used.index(max(used)), :common].clone()
     table = table.to(device)
 
     arena = empty_arena(shape.layout, pool, fill, device)

@@ -73,7 +73,8 @@ def compiled(launch: tuple[Any, tuple[Any, ...], dict[str, Any]], **more: int) -
     kernel, args, named = launch
     options = {name: named[name] for name in OPTIONS if name in named} | more
     done = triton.compile(source(kernel, args, named), target=TARGET, options=options)
-    return {**resources(done.asm["cubin"]), "dynamic_shared": done.metadata.shared}
+    wide = done.asm["ptx"].count("cp.async.cg.shared.global")  # copies of 16 bytes, asynchronous
+    return {**resources(done.asm["cubin"]), "dynamic_shared": done.metadata.shared, "wide_loads": wide}
 
 
 def launches_of(shape: Shape) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The kernels compile for sm_90 (H100, H200) and keep everything in registers. Needs no GPU."""
+"""The kernels compile for sm_90 (H100, H200), keep everything in registers and read widely. Needs no GPU."""
 
 import json
 import os
@@ -27,3 +27,4 @@ def test_the_kernels_compile_for_sm_90_and_spill_nothing(tmp_path: Path) -> None
     for each in built:
         assert each["STACK"] == each["LOCAL"] == 0, each
         assert each["dynamic_shared"] <= 227 * 1024, each  # what a program may have there
+        assert each["kernel"] != "attend" or each["wide_loads"] >= 8, each  # pages are read 16 bytes at a time
