@@ -13,13 +13,19 @@
 
 from __future__ import annotations
 
-from radixkv.demo.options import Options
+from collections.abc import Sequence
+from pathlib import Path
 
-__all__ = ["Options", "run"]
+__all__ = ["run"]
 
 
-def run(options: Options) -> int:
-    """Run the demo. Gives the exit code: 0 when all went as it must, 1 when not, 2 when the input cannot be used."""
+def run(*, document: Path | None = None, questions: Sequence[str] = (), as_json: bool = False) -> int:
+    """Run the demo. Gives the exit code: 0 when all went as it must, 1 when not, 2 when the input cannot be used.
+
+    document: a text file (None: the handbook in examples/). questions: asked in this order, again from the first when
+    there are fewer than six. as_json: print one JSON object instead of the tables.
+    """
+    from radixkv.demo.options import load
     from radixkv.demo.scenario import run_demo
 
-    return run_demo(options)
+    return run_demo(lambda: load(document, questions), as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,21 +10,13 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DOCUMENT = EXAMPLES / "harbour-handbook.md"
 QUESTIONS = EXAMPLES / "harbour-questions.txt"
 QUESTIONS_NEEDED = 6
+MAX_NEW_TOKENS = 24
+KILL_AFTER_TOKENS = 4
+"""The killed worker has said this much of its answer."""
 
 
 class BadInput(Exception):
     """The document or the questions cannot be used; the message says why and what would do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """document: a text file (None: the handbook in examples/). question: asked in this order, again from the first when
-    there are fewer than six. json: print one JSON object instead of the table."""
-
-    document: Path | None = None
-    question: tuple[str, ...] = ()
-    json: bool = False
-    max_new_tokens: int = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +25,20 @@ class Task:
 
     document: str
     questions: tuple[str, ...]
-    max_new_tokens: int
 
 
-def load(options: Options) -> Task:
-    """Read the files. Raises BadInput."""
-    if options.max_new_tokens < KILL_AFTER_TOKENS + 1:
-        raise BadInput(f"max_new_tokens = {options.max_new_tokens}; allowed: {KILL_AFTER_TOKENS + 1} or more")
-    document = _read(options.document or DOCUMENT, "--document").strip()
-    if not document:
-        raise BadInput(f"{options.document} is empty; give a text with --document")
-    questions = options.question
-    if not questions:
-        if options.document is not None:
+def load(document: Path | None, questions: Sequence[str]) -> Task:
+    """Read the files; what is not given comes from examples/. Raises BadInput."""
+    text = _read(document or DOCUMENT, "--document").strip()
+    if not text:
+        raise BadInput(f"{document} is empty; give a text with --document")
+    asked = tuple(questions)
+    if not asked:
+        if document is not None:
             raise BadInput("a document of your own needs at least one --question")
-        questions = tuple(line for line in _read(QUESTIONS, "--question").splitlines() if line.strip())
-    rounds = -(-QUESTIONS_NEEDED // len(questions))
-    return Task(document, (questions * rounds)[:QUESTIONS_NEEDED], options.max_new_tokens)
-
-
-KILL_AFTER_TOKENS = 4
-"""The killed worker has said this much of its answer."""
+        asked = tuple(line for line in _read(QUESTIONS, "--question").splitlines() if line.strip())
+    rounds = -(-QUESTIONS_NEEDED // len(asked))
+    return Task(text, (asked * rounds)[:QUESTIONS_NEEDED])
 
 
 def _read(path: Path, flag: str) -> str:

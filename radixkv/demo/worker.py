@@ -2,11 +2,11 @@
 
 It reads one JSON object a line from stdin and writes one a line to stdout::
 
-    {"ask": id, "question": text}        -> prefill..., token..., done     through the shared pages
-    {"reference": id, "question": text}  -> prefill..., token..., done     with Transformers' own cache, without radixkv
+    {"ask": id, "question": text}        -> start, prefill..., token..., done    through the shared pages
+    {"reference": id, "question": text}  -> start, prefill..., token..., done    Transformers' own cache, no radixkv
 
-Started as ``python -m radixkv.demo.worker`` with a first line {"endpoint", "document", "max_new_tokens"}; its end of
-input is its end.
+or ``refused`` in place of what cannot be done. Started as ``python -m radixkv.demo.worker`` with a first line
+{"endpoint", "document", "max_new_tokens"}; its end of input is its end.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ from radixkv.adapters.transformers.model import end_of_text
 
 CHUNK_TOKENS = 512
 PAGE_TABLE_HEAD = 4
-TEMPLATE = "Read this document.\n\n{document}\n\nAnswer this question about the document: {question}"
+TEMPLATE = "Text:\n\n{document}\n\nUse the text to answer this question: {question}"
 """The document comes first, so that all questions about it have it as their common prefix."""
+
+
+class TooLong(Exception):
+    """The document is longer than the model's context."""
 
 
 def say(**event: Any) -> None:
@@ -56,12 +60,13 @@ class Worker:
         tokens: list[int] = encoded["input_ids"]
         longest = self.model.config.max_position_embeddings - self.max_new_tokens
         if len(tokens) > longest:
-            raise ValueError(f"the prompt has {len(tokens)} tokens; this model takes at most {longest}")
+            raise TooLong(f"the prompt has {len(tokens)} tokens, this model takes at most {longest}")
         return tokens
 
     def ask(self, request: str, question: str) -> None:
         """Answer through the shared pages."""
         tokens = self.prompt(question)
+        say(event="start", id=request, prompt=tokens)
         answer = self.paged.greedy(
             tokens,
             self.max_new_tokens,
@@ -71,7 +76,6 @@ class Worker:
         say(
             event="done",
             id=request,
-            prompt=tokens,
             cached_tokens=answer.cached_tokens,
             computed_tokens=answer.computed_tokens,
             page_table_head=answer.page_table[:PAGE_TABLE_HEAD],
@@ -84,6 +88,7 @@ class Worker:
     def reference(self, request: str, question: str) -> None:
         """Answer the same question with Transformers alone: its own cache, its own attention, everything computed."""
         tokens = self.prompt(question)
+        say(event="start", id=request, prompt=tokens)
         started = time.monotonic()
         cache = DynamicCache()
         for begin in range(0, len(tokens), CHUNK_TOKENS):
@@ -120,10 +125,13 @@ def main() -> int:
         say(event="ready", pid=os.getpid())
         for line in sys.stdin:
             order = json.loads(line)
-            if "ask" in order:
-                worker.ask(order["ask"], order["question"])
-            else:
-                worker.reference(order["reference"], order["question"])
+            try:
+                if "ask" in order:
+                    worker.ask(order["ask"], order["question"])
+                else:
+                    worker.reference(order["reference"], order["question"])
+            except (TooLong, radixkv.OutOfPages) as error:
+                say(event="refused", message=str(error))
     return 0
 
 

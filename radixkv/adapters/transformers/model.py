@@ -13,6 +13,7 @@ from radixkv.adapters.transformers.sequence import OnPrefill, PagedSequence, Set
 from radixkv.config import KVSpec
 
 ON_LOST = ("recompute", "raise")
+CHUNK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class PagedModel:
         namespace: ``radixkv.Namespace`` of these weights. Needed with a pool.
         on_lost: "recompute" goes on after the loss of pages, session or daemon; "raise" hands the error on.
         timeout_s: how long a reserve may wait in a full pool.
+        chunk_tokens: most tokens that one forward sees; a prompt is committed chunk by chunk.
 
     Raises ValueError when the pool's KV spec is not the model's, and for models whose attention pages do not know.
     """
@@ -56,9 +58,12 @@ class PagedModel:
         *,
         on_lost: str = "recompute",
         timeout_s: float | None = None,
+        chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
         if on_lost not in ON_LOST:
             raise ValueError(f"on_lost = {on_lost!r} is not allowed; allowed: {', '.join(ON_LOST)}")
+        if chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens = {chunk_tokens} is not allowed; allowed: 1 or more")
         if pool is not None and namespace is None:
             raise ValueError("a pool needs a namespace: what must be equal before pages may be shared")
         spec = spec_of(model)
@@ -69,7 +74,7 @@ class PagedModel:
         model.set_attn_implementation(attention.NAME)
         reservation = None if pool is None else Reservation(pool, namespace, timeout_s)
         self.model = model
-        self._settings = Settings(model, spec, reservation, on_lost)
+        self._settings = Settings(model, spec, reservation, on_lost, chunk_tokens)
 
     def open(self, tokens: Sequence[int], max_new_tokens: int = 0) -> PagedSequence:
         """Reserve pages for a prompt and at most ``max_new_tokens`` more. Use it in a ``with`` block."""

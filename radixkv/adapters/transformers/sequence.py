@@ -38,8 +38,8 @@ class Settings:
     model: Any
     spec: KVSpec
     reservation: Reservation | None
-    on_lost: str = "recompute"
-    chunk_tokens: int = 512
+    on_lost: str
+    chunk_tokens: int
 
 
 class PagedSequence:

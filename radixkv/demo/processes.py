@@ -1,0 +1,219 @@
+"""The demo's processes: one daemon, and workers whose events are collected in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 30.0
+SILENCE_TIMEOUT_S = 180.0
+"""A worker that says nothing for this long is stuck. Loading the model is the longest silence there is."""
+END_TIMEOUT_S = 30.0
+
+
+class DemoFailed(Exception):
+    """A process of the demo did not do its part; the message says which, with its last words."""
+
+
+class DaemonProcess:
+    """``radixkv serve`` in a process of its own, with its sockets in ``folder`` and nothing from the environment."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises DemoFailed when it is not ready within START_TIMEOUT_S."""
+        self._log = folder / "daemon.log"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RADIXKV_")}
+        command = [sys.executable, "-m", "radixkv", "serve", "--endpoint", f"ipc://{folder / 'radixkv.sock'}"]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment
+            )
+        self.ready = self._wait_ready()
+
+    @property
+    def endpoint(self) -> str:
+        return str(self.ready["endpoint"])
+
+    def end(self) -> int:
+        """SIGTERM, wait, and give the exit code. Raises DemoFailed when it does not end."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise DemoFailed("the daemon did not end after SIGTERM: " + last_words(self._log)) from None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def _wait_ready(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], START_TIMEOUT_S)
+        line = self.process.stdout.readline() if readable else b""
+        try:
+            ready: dict[str, Any] = json.loads(line)
+        except ValueError:
+            self.kill()
+            raise DemoFailed("the daemon did not start: " + last_words(self._log)) from None
+        return ready
+
+
+class WorkerProcess:
+    """``python -m radixkv.demo.worker``: orders in, events out into the crew's queue."""
+
+    def __init__(self, number: int, setup: dict[str, Any], log: Path, events: queue.SimpleQueue[Any]) -> None:
+        self.number = number
+        self._log = log
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "radixkv.demo.worker"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True,
+            )  # fmt: skip
+        threading.Thread(target=self._read, args=(events,), daemon=True).start()
+        self.order(setup)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def order(self, order: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise self.failure("it is gone") from None
+
+    def end(self) -> None:
+        """Close its input, which ends it. Raises DemoFailed when it does not end well."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            code = self.process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise self.failure("it did not end") from None
+        if code != 0:
+            raise self.failure(f"it ended with {code}")
+
+    def kill(self) -> None:
+        """SIGKILL: it gets no chance to give anything back."""
+        self.process.kill()
+        self.process.wait()
+
+    def failure(self, what: str) -> DemoFailed:
+        return DemoFailed(f"worker {self.number} (pid {self.pid}): {what}: {last_words(self._log)}")
+
+    def _read(self, events: queue.SimpleQueue[Any]) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            # A killed worker may leave half a line.
+            with contextlib.suppress(ValueError):
+                events.put((self, json.loads(line)))
+        events.put((self, {"event": "end"}))
+
+
+@dataclass(slots=True)
+class Job:
+    """One order to one worker, and what came of it. kill_after: SIGKILL after so many tokens of the answer."""
+
+    worker: WorkerProcess
+    order: dict[str, Any]
+    kill_after: int | None = None
+    prompt: list[int] = field(default_factory=list)
+    said: int = 0
+    done: dict[str, Any] | None = None
+    killed: bool = False
+
+
+OnEvent = Callable[[Job, dict[str, Any]], None]
+
+
+class Crew:
+    """The workers, and the one queue in which what they say arrives in order."""
+
+    def __init__(self, folder: Path, setup: dict[str, Any]) -> None:
+        self._folder = folder
+        self._setup = setup
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.workers: list[WorkerProcess] = []
+
+    def hire(self, count: int, on_ready: Callable[[WorkerProcess], None]) -> list[WorkerProcess]:
+        """Start workers side by side and wait until all have loaded the model. Raises DemoFailed."""
+        first = len(self.workers) + 1
+        new = [
+            WorkerProcess(number, self._setup, self._folder / f"worker-{number}.log", self._events)
+            for number in range(first, first + count)
+        ]
+        self.workers += new
+        waiting = set(new)
+        while waiting:
+            worker, event = self._next()
+            if event["event"] == "ready":
+                waiting.discard(worker)
+                on_ready(worker)
+            elif event["event"] == "end" and worker in waiting:
+                raise worker.failure("it ended while it loaded the model")
+        return new
+
+    def work(self, jobs: list[Job], on_event: OnEvent) -> None:
+        """Give all orders at once and see them through. ``on_event`` is called before a kill. Raises DemoFailed."""
+        for job in jobs:
+            job.worker.order(job.order)
+        by_worker = {job.worker: job for job in jobs}
+        while any(job.done is None and not job.killed for job in jobs):
+            worker, event = self._next()
+            if worker not in by_worker or by_worker[worker].killed:
+                continue
+            job = by_worker[worker]
+            self._note(job, event)
+            on_event(job, event)
+            if job.kill_after is not None and job.said >= job.kill_after:
+                worker.kill()
+                job.killed = True
+
+    def end(self) -> None:
+        """End all that live. Raises DemoFailed when one does not end well."""
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.end()
+
+    def kill(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+
+    def _note(self, job: Job, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "start":
+                job.prompt = event["prompt"]
+            case "token":
+                job.said += 1
+            case "done":
+                job.done = event
+            case "end":
+                raise job.worker.failure("it ended in the middle of its work")
+
+    def _next(self) -> tuple[WorkerProcess, dict[str, Any]]:
+        try:
+            worker, event = self._events.get(timeout=SILENCE_TIMEOUT_S)
+        except queue.Empty:
+            raise DemoFailed(f"no worker said anything for {SILENCE_TIMEOUT_S:.0f} s") from None
+        return worker, event
+
+
+def last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return " | ".join(lines[-6:]) or "it left no message"

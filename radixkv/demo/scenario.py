@@ -1,0 +1,196 @@
+"""What happens in the demo, in order.
+
+::
+
+    1        worker 1: the document is computed
+    2        worker 2: found cached
+    3, 4     workers 1 and 2 at once: found cached
+    5        worker 2: SIGKILL in the middle of its answer; its pages come back
+    6        worker 3, which is new: still found cached
+    then     1, 2, 3 with 4, and 6 again in the same grouping, by Transformers alone: the outputs must be equal
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import radixkv
+from radixkv.adapters import smollm2
+from radixkv.demo import report, verdict
+from radixkv.demo.options import KILL_AFTER_TOKENS, MAX_NEW_TOKENS, BadInput, Task
+from radixkv.demo.processes import Crew, DaemonProcess, DemoFailed, Job, WorkerProcess
+from radixkv.demo.progress import Display
+from radixkv.demo.verdict import Answer, PageCount
+
+POOL = "default"
+RETURN_TIMEOUT_S = 5.0
+"""A killed worker's pages must be back within this time."""
+
+
+def run_demo(load: Callable[[], Task], as_json: bool) -> int:
+    """0: all went as it must; 1: not; 2: the input cannot be used."""
+    errors = Console(stderr=True)
+    try:
+        task = load()
+        smollm2.fetch_shown(errors)
+        result = _run(task, errors)
+    except BadInput as error:
+        errors.print(str(error), markup=False)
+        return 2
+    except (DemoFailed, smollm2.ModelError, radixkv.RadixKVError) as error:
+        errors.print(f"The demo failed: {error}", markup=False)
+        return 1
+    if as_json:
+        sys.stdout.write(json.dumps(report.as_json(result)) + "\n")
+        for fault in result.faults:
+            errors.print(fault, markup=False)
+    else:
+        report.show(result, Console())
+    return 0 if not result.faults else 1
+
+
+def _run(task: Task, console: Console) -> report.Result:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="radixkv-demo-")))
+        display = stack.enter_context(Display(console))
+        daemon = DaemonProcess(folder)
+        stack.callback(daemon.kill)
+        client = stack.enter_context(radixkv.connect(daemon.endpoint))
+        setup = {"endpoint": daemon.endpoint, "document": task.document, "max_new_tokens": MAX_NEW_TOKENS}
+        crew = Crew(folder, setup)
+        stack.callback(crew.kill)
+        scenario = _Scenario(task, crew, client, display)
+        scenario.answer_questions()
+        scenario.compare()
+        crew.end()
+        scenario.count("at the end")
+        client.close()
+        return scenario.result(str(daemon.ready["boot_id"]), daemon.end())
+
+
+class _Scenario:
+    def __init__(self, task: Task, crew: Crew, client: radixkv.Client, display: Display) -> None:
+        self._task = task
+        self._crew = crew
+        self._client = client
+        self._page_size = client.pool(POOL).page_size
+        self._display = display
+        self._began = time.monotonic()
+        self._finished: list[list[int]] = []
+        self._answers: dict[str, Answer] = {}
+        self._kills: list[report.Kill] = []
+        self._counts: list[PageCount] = []
+        self._faults: list[str] = []
+
+    def answer_questions(self) -> None:
+        one, two = self._hire(2)
+        self._ask({"1": one})
+        self.count("after the first answer")
+        self._ask({"2": two})
+        self._ask({"3": one, "4": two})
+        self._kill_amid("5", two)
+        (three,) = self._hire(1)
+        self._ask({"6": three})
+        self._one, self._three = one, three
+
+    def compare(self) -> None:
+        """Answer the finished questions again, grouped as before, but by Transformers alone."""
+        for group in ({"1": self._one}, {"2": self._three}, {"3": self._one, "4": self._three}, {"6": self._three}):
+            jobs = {
+                name: Job(worker, {"reference": name, "question": self._question(name)})
+                for name, worker in group.items()
+            }
+            self._work(jobs, "without cache")
+            for name, job in jobs.items():
+                assert job.done is not None
+                self._answers[name].reference = job.done
+
+    def count(self, when: str) -> PageCount:
+        """Ask the daemon for its page counts and keep them."""
+        pool = self._client.stats()["pools"][POOL]
+        states = {state: int(pages) for state, pages in pool["pages"].items()}
+        count = PageCount(when, int(pool["total_pages"]), states, int(pool["sequences"]))
+        self._counts.append(count)
+        return count
+
+    def result(self, boot_id: str, daemon_exit: int) -> report.Result:
+        answers = list(self._answers.values())
+        faults = [fault for answer in answers for fault in verdict.faults_of(answer, self._page_size)]
+        faults += verdict.page_faults(self._counts) + self._faults
+        faults += verdict.end_faults(self._counts[-1], daemon_exit)
+        return report.Result(answers, self._kills, self._counts, [boot_id], faults, time.monotonic() - self._began)
+
+    def _hire(self, count: int) -> list[WorkerProcess]:
+        first = len(self._crew.workers) + 1
+        names = ", ".join(str(number) for number in range(first, first + count))
+        label = f"worker {names}: loading"
+        self._display.begin(label, count)
+        return self._crew.hire(count, lambda worker: self._display.loaded(label, worker))
+
+    def _ask(self, group: dict[str, WorkerProcess]) -> None:
+        """Put questions to workers, all at the same time, and keep their answers."""
+        before = list(self._finished)
+        jobs = {name: Job(worker, self._order(name)) for name, worker in group.items()}
+        self._work(jobs, "with cache")
+        for name, job in jobs.items():
+            assert job.done is not None
+            beside = [other.prompt for other in jobs.values() if other is not job]
+            self._answers[name] = Answer(name, job.worker.number, job.worker.pid, job.prompt, job.done, before, beside)
+            self._finished.append(job.prompt)
+
+    def _kill_amid(self, name: str, worker: WorkerProcess) -> None:
+        job = Job(worker, self._order(name), kill_after=KILL_AFTER_TOKENS)
+        held: list[PageCount] = []
+
+        def look(job: Job, event: dict[str, Any]) -> None:
+            if event["event"] == "token" and job.said == KILL_AFTER_TOKENS:
+                held.append(self.count("worker 2, just before its kill"))
+
+        self._work({name: job}, "with cache", look)
+        at_s = time.monotonic() - self._began
+        if not job.killed:
+            self._faults.append(f"request {name} was finished before its worker was killed")
+            return
+        what = f"worker {worker.number} (pid {worker.pid}) with SIGKILL after {job.said} tokens of its answer to {name}"
+        self._kills.append(report.Kill(what, at_s))
+        self._display.note(f"Killed {what}")
+        self._finished.append(job.prompt)  # its pages were committed before its first token came
+        self._faults += verdict.kill_faults(held[0], self._count_when_returned())
+
+    def _count_when_returned(self) -> PageCount:
+        deadline = time.monotonic() + RETURN_TIMEOUT_S
+        while True:
+            count = self.count("after the kill")
+            if (count.busy == 0 and count.sequences == 0) or time.monotonic() > deadline:
+                return count
+            self._counts.pop()
+            time.sleep(0.01)
+
+    def _work(self, jobs: dict[str, Job], what: str, look: Any = None) -> None:
+        labels = {id(job): f"{name} by worker {job.worker.number}, {what}" for name, job in jobs.items()}
+        for label in labels.values():
+            self._display.begin(label)
+
+        def on_event(job: Job, event: dict[str, Any]) -> None:
+            if event["event"] == "refused":
+                raise BadInput(event["message"])
+            self._display.show(labels[id(job)], job, event)
+            if look is not None:
+                look(job, event)
+
+        self._crew.work(list(jobs.values()), on_event)
+
+    def _order(self, name: str) -> dict[str, Any]:
+        return {"ask": name, "question": self._question(name)}
+
+    def _question(self, name: str) -> str:
+        return self._task.questions[int(name) - 1]

@@ -1,0 +1,378 @@
+"""The Transformers adapter over a real daemon, with a tiny random Llama: hits, commits, losses, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig, MistralConfig, MistralForCausalLM
+
+import radixkv
+from radixkv.adapters.transformers import PagedCache, PagedModel
+from radixkv.adapters.transformers.pages import LocalPages
+from radixkv.config import KVSpec
+
+PAGE = 4
+NAMESPACE = radixkv.Namespace("tiny")
+SPEC = KVSpec(layers=3, kv_heads=2, head_dim=8, dtype="float32", page_size=PAGE)
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 97, length).tolist()
+
+
+def plain_greedy(model: Any, tokens: list[int], count: int) -> list[int]:
+    ids = torch.tensor([tokens])
+    settings = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[
+        0, len(tokens) :
+    ].tolist()
+
+
+class Seen:
+    """What a model's forward is given: token ids, and the positions they are put at."""
+
+    def __init__(self, model: Any) -> None:
+        self.tokens: list[list[int]] = []
+        self.positions: list[list[int]] = []
+        model.register_forward_pre_hook(self._forward, with_kwargs=True)
+        model.model.rotary_emb.register_forward_pre_hook(self._rotary, with_kwargs=True)
+
+    def _forward(self, _module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        self.tokens.append(kwargs["input_ids"][0].tolist())
+
+    def _rotary(self, _module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        positions = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
+        self.positions.append(positions[0].tolist())
+
+
+def held(client: radixkv.Client) -> dict[str, int]:
+    """Pages and sequences that somebody still holds."""
+    pool = client.stats()["pools"]["default"]
+    pages = {state: pool["pages"][state] for state in ("private", "shadow", "quarantined", "loading", "saving")}
+    assert sum(pool["pages"].values()) == pool["total_pages"]
+    return {**pages, "sequences": pool["sequences"]}
+
+
+NOTHING = {"private": 0, "shadow": 0, "quarantined": 0, "loading": 0, "saving": 0, "sequences": 0}
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 23])
+def test_output_equals_plain_generate_and_everything_is_given_back(llama: Any, tiny_client: Any, length: int) -> None:
+    tokens = prompt_of(length)
+    expected = plain_greedy(llama, tokens, 20)
+    paged = PagedModel(llama, tiny_client.pool(), NAMESPACE)
+    first = paged.greedy(tokens, 20)
+    assert first.tokens == expected
+    assert (first.cached_tokens, first.computed_tokens) == (0, length)
+    assert first.shared
+    assert first.recoveries == 0
+    again = paged.greedy(tokens, 20)
+    assert again.tokens == expected
+    # Of a prompt that is cached in full pages all but one token are, of any other its full pages.
+    assert again.cached_tokens == (length - 1 if length % PAGE == 0 else length // PAGE * PAGE)
+    assert again.cached_tokens + again.computed_tokens == length
+    assert held(tiny_client) == NOTHING
+
+
+def test_forward_sees_only_uncached_tokens_at_their_positions(llama: Any, tiny_client: Any) -> None:
+    document = prompt_of(24)
+    paged = PagedModel(llama, tiny_client.pool(), NAMESPACE)
+    paged.greedy([*document, 1, 2], 1)
+    seen = Seen(llama)
+    answer = paged.greedy([*document, 5, 6, 7], 3)
+    assert answer.cached_tokens == 24
+    assert seen.tokens == [[5, 6, 7], [answer.tokens[0]], [answer.tokens[1]]]
+    assert seen.positions == [[24, 25, 26], [27], [28]]
+
+
+def test_a_long_prompt_is_computed_and_committed_in_chunks(llama: Any, tiny_client: Any) -> None:
+    tokens = prompt_of(30)
+    paged = PagedModel(llama, tiny_client.pool(), NAMESPACE, chunk_tokens=12)
+    seen = Seen(llama)
+    cached: list[int] = []
+
+    def on_prefill(done: int, total: int) -> None:
+        assert total == 30
+        cached.append(tiny_client.pool().lookup(tokens[:done], namespace=NAMESPACE).device_tokens)
+
+    assert paged.greedy(tokens, 8, on_prefill=on_prefill).tokens == plain_greedy(llama, tokens, 8)
+    assert [len(step) for step in seen.tokens[:3]] == [12, 12, 6]
+    assert cached == [12, 24, 28]
+
+
+def test_decode_reads_the_shared_pages(llama: Any, tiny_client: Any) -> None:
+    """Change one value in a shared page: logits change; put it back: they are as before."""
+    tokens = prompt_of(17)
+    pool = tiny_client.pool()
+    paged = PagedModel(llama, pool, NAMESPACE)
+    paged.greedy(tokens, 1)
+
+    def logits() -> torch.Tensor:
+        with paged.open(tokens) as sequence:
+            assert sequence.cached_tokens == 16
+            return sequence.logits().clone()
+
+    clean = logits()
+    with paged.open(tokens) as sequence:
+        page = sequence.page_table[1]
+    for memory in (pool.keys(2), pool.values(0)):
+        row = memory[page, 3, 1]
+        kept = row.clone()
+        row += 1.0
+        poisoned = logits()
+        row.copy_(kept)
+        assert (poisoned - clean).abs().max() > 1e-3
+        assert torch.equal(logits(), clean)
+
+
+def test_generated_pages_are_cached_for_the_next_turn(llama: Any, tiny_client: Any) -> None:
+    tokens = prompt_of(10)
+    paged = PagedModel(llama, tiny_client.pool(), NAMESPACE)
+    first = paged.greedy(tokens, 15)
+    turn = [*tokens, *first.tokens, 3, 4]
+    second = paged.greedy(turn, 6)
+    # The last token of the first answer was never computed: 24 tokens lie in full pages.
+    assert second.cached_tokens == 24
+    assert second.tokens == plain_greedy(llama, turn, 6)
+
+
+def test_a_steady_decode_asks_the_daemon_once_a_page(llama: Any, tiny_client: Any) -> None:
+    paged = PagedModel(llama, tiny_client.pool(), NAMESPACE)
+    with paged.open(prompt_of(PAGE), 40) as sequence:
+        sequence.logits()
+        before = tiny_client.stats()["counters"]["requests"]
+        for _ in range(8 * PAGE):
+            sequence.append(int(sequence.logits().argmax()) if sequence.written < len(sequence.tokens) else 1)
+            sequence.logits()
+        stats = tiny_client.stats()
+        asked = stats["counters"]["requests"] - before
+        assert asked <= 8 + 2  # eight pages; the two stats requests count as well
+        # Pages become visible one page after they are complete.
+        assert stats["pools"]["default"]["pages"]["cached"] >= 8
+    assert tiny_client.stats()["pools"]["default"]["pages"]["cached"] == 9
+
+
+def test_two_workers_share_one_document(llama: Any, tiny_daemon: Any) -> None:
+    document = prompt_of(40)
+    with radixkv.connect(tiny_daemon.endpoint) as one, radixkv.connect(tiny_daemon.endpoint) as two:
+        first = PagedModel(llama, one.pool(), NAMESPACE)
+        second = PagedModel(llama, two.pool(), NAMESPACE)
+        with first.open([*document, 1], 4) as a, second.open([*document, 2], 4) as b:
+            # Both computed the document: neither was committed when the other began.
+            a.logits()
+            b.logits()
+            assert a.cached_tokens == b.cached_tokens == 0
+            with second.open([*document, 3], 4) as c:
+                assert c.cached_tokens == 40
+                assert c.page_table[:10] == a.page_table[:10]
+        assert held(one) == NOTHING
+        answer = second.greedy([*document, 3], 6)
+        assert answer.tokens == plain_greedy(llama, [*document, 3], 6)
+
+
+def test_another_namespace_shares_nothing(llama: Any, tiny_client: Any) -> None:
+    tokens = prompt_of(20)
+    pool = tiny_client.pool()
+    PagedModel(llama, pool, NAMESPACE).greedy(tokens, 2)
+    assert PagedModel(llama, pool, radixkv.Namespace("tiny", salt="b")).greedy(tokens, 2).cached_tokens == 0
+
+
+def test_stop_ends_with_the_stop_token(llama: Any, tiny_client: Any) -> None:
+    tokens = prompt_of(9)
+    expected = plain_greedy(llama, tokens, 12)
+    stop = expected[5]
+    said: list[int] = []
+    answer = PagedModel(llama, tiny_client.pool(), NAMESPACE).greedy(tokens, 12, stop={stop}, on_token=said.append)
+    assert answer.tokens == said == expected[: expected.index(stop) + 1]
+
+
+# -- losses -------------------------------------------------------------------------------------------------------
+
+
+def interrupted(paged: PagedModel, tokens: list[int], count: int, at: int, event: Any) -> Any:
+    """Greedy decoding in which ``event`` happens just before token number ``at`` is computed."""
+
+    def on_token(_token: int) -> None:
+        nonlocal said
+        said += 1
+        if said == at:
+            event()
+
+    said = 0
+    return paged.greedy(tokens, count, on_token=on_token)
+
+
+def test_a_daemon_that_dies_changes_nothing_in_the_output(llama: Any, tiny_daemon: Any) -> None:
+    tokens = prompt_of(22)
+    with radixkv.connect(tiny_daemon.endpoint, timeout=0.5) as client:
+        paged = PagedModel(llama, client.pool(), NAMESPACE)
+        answer = interrupted(paged, tokens, 20, 5, tiny_daemon.kill)
+        assert answer.tokens == plain_greedy(llama, tokens, 20)
+        assert answer.recoveries == 1
+        assert not answer.shared
+        later = paged.greedy(tokens, 5)
+        assert later.tokens == answer.tokens[:5]
+        assert not later.shared
+
+
+def test_without_recompute_a_dead_daemon_is_an_error(llama: Any, tiny_daemon: Any) -> None:
+    with radixkv.connect(tiny_daemon.endpoint, timeout=0.5) as client:
+        paged = PagedModel(llama, client.pool(), NAMESPACE, on_lost="raise")
+        with pytest.raises((radixkv.Unavailable, radixkv.Timeout, radixkv.SessionLost)):
+            interrupted(paged, prompt_of(22), 20, 5, tiny_daemon.kill)
+        with pytest.raises((radixkv.Unavailable, radixkv.Timeout)):
+            paged.greedy(prompt_of(22), 20)
+
+
+def test_a_new_daemon_is_used_again_and_the_output_is_the_same(
+    llama: Any, daemon_factory: Any, wait_until: Any
+) -> None:
+    """The pages are lost with the old daemon; everything so far is reserved and computed again in the new one."""
+    tokens = prompt_of(22)
+    old = daemon_factory(pools=[TINY])
+    with radixkv.connect(old.endpoint, timeout=5.0) as client:
+        paged = PagedModel(llama, client.pool(), NAMESPACE)
+
+        def restart() -> None:
+            old.kill()
+            daemon_factory(pools=[TINY], endpoint=old.endpoint)
+
+        answer = interrupted(paged, tokens, 20, 5, restart)
+        assert answer.tokens == plain_greedy(llama, tokens, 20)
+        assert answer.recoveries == 1
+        assert answer.shared
+        assert paged.greedy(tokens, 3).cached_tokens == 20
+        assert held(client) == NOTHING
+
+
+TINY = {"layers": 3, "kv_heads": 2, "head_dim": 8, "page_size": PAGE, "pages": 64}
+
+
+def test_pages_taken_while_computing_are_noticed_before_a_token_leaves(
+    llama: Any, daemon_factory: Any, wait_until: Any
+) -> None:
+    """A worker that was stopped past its lease: another one takes its pages. What it computed from them is not used."""
+    daemon = daemon_factory(pools=[{**TINY, "pages": 8}], lease_s=0.3, heartbeat_s=0.1)
+    tokens = prompt_of(14)
+    expected = plain_greedy(llama, tokens, 8)
+    with radixkv.connect(daemon.endpoint) as client, radixkv.connect(daemon.endpoint) as thief:
+        paged = PagedModel(llama, client.pool(), NAMESPACE)
+        other = thief.pool()
+        taken: list[Any] = []
+
+        def steal() -> None:
+            # Ending the session is what the daemon does to a lapsed one; then all its pages are another's.
+            client.close()
+            taken.append(other.reserve(prompt_of(32, seed=9), timeout=5.0))
+            for layer in range(3):
+                other.keys(layer).fill_(5.0)
+
+        answer = interrupted(paged, tokens, 8, 3, steal)
+        assert answer.tokens == expected
+        assert answer.recoveries == 1
+        taken[0].free()
+
+
+def test_without_a_pool_it_computes_in_local_pages(llama: Any) -> None:
+    tokens = prompt_of(22)
+    answer = PagedModel(llama).greedy(tokens, 20)
+    assert answer.tokens == plain_greedy(llama, tokens, 20)
+    assert not answer.shared
+    assert answer.cached_tokens == 0
+
+
+def test_a_pool_that_is_too_small_is_an_error_and_leaks_nothing(llama: Any, daemon_factory: Any) -> None:
+    daemon = daemon_factory(pools=[{**TINY, "pages": 6}])
+    with radixkv.connect(daemon.endpoint) as client:
+        paged = PagedModel(llama, client.pool(), NAMESPACE)
+        with pytest.raises(radixkv.OutOfPages) as refused:
+            paged.greedy(prompt_of(40), 2)
+        assert refused.value.need == 11
+        said: list[int] = []
+        with pytest.raises(radixkv.OutOfPages):
+            paged.greedy(prompt_of(15), 20, on_token=said.append)
+        # All 24 positions of the pool were used before it gave up.
+        assert len(said) == 24 - 15 + 1
+        assert held(client) == NOTHING
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_shared_positions_are_never_written() -> None:
+    pages = LocalPages(SPEC, 16)
+    pages.writable_from_tokens = 8  # type: ignore[misc]
+    cache = PagedCache(pages, seen=7)
+    states = torch.zeros(1, 2, 1, 8)
+    with pytest.raises(ValueError, match=r"positions 7\.\.7 are not writable; allowed: 8\.\.15"):
+        cache.update(states, states, 0)
+    assert cache.get_seq_length() == 7
+
+
+def test_a_batch_is_refused() -> None:
+    cache = PagedCache(LocalPages(SPEC, 16), seen=0)
+    states = torch.zeros(2, 2, 1, 8)
+    with pytest.raises(ValueError, match="batch of 2"):
+        cache.update(states, states, 0)
+
+
+def test_padding_is_refused(llama: Any) -> None:
+    PagedModel(llama)
+    cache = PagedCache(LocalPages(SPEC, 16), seen=0)
+    with torch.inference_mode():
+        llama(torch.tensor([[1, 2, 3]]), past_key_values=cache)
+        with pytest.raises(ValueError, match="padded"):
+            llama(torch.tensor([[4]]), past_key_values=cache, attention_mask=torch.tensor([[0, 1, 1, 1]]))
+
+
+def test_transformers_own_generate_works_on_a_paged_cache(llama: Any) -> None:
+    """The cache and the attention function are enough; PagedModel's loop is a convenience."""
+    tokens = prompt_of(11)
+    expected = plain_greedy(llama, tokens, 9)
+    PagedModel(llama)
+    ids = torch.tensor([tokens])
+    output = llama.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        past_key_values=PagedCache(LocalPages(SPEC, 20), seen=0),
+        generation_config=GenerationConfig(max_new_tokens=9, do_sample=False, pad_token_id=0),
+    )
+    assert output[0, 11:].tolist() == expected
+
+
+def test_sliding_windows_are_refused_by_name() -> None:
+    shape = {key: value for key, value in TINY.items() if key in ("layers",)}
+    config = MistralConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=shape["layers"],
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=16,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="sliding_window 16"):
+        PagedModel(MistralForCausalLM(config))
+
+
+def test_a_pool_of_another_shape_is_refused(llama: Any, daemon_factory: Any) -> None:
+    daemon = daemon_factory(pools=[{**TINY, "head_dim": 16}])
+    with radixkv.connect(daemon.endpoint) as client:
+        with pytest.raises(ValueError, match="head_dim = 16, the model needs 8"):
+            PagedModel(llama, client.pool(), NAMESPACE)
+        with pytest.raises(ValueError, match="namespace"):
+            PagedModel(llama, client.pool())
+
+
+def test_wrong_arguments_are_named(llama: Any) -> None:
+    with pytest.raises(ValueError, match="recompute, raise"):
+        PagedModel(llama, on_lost="ignore")
+    with pytest.raises(ValueError, match="max_new_tokens = 0"):
+        PagedModel(llama).greedy([1], 0)
+    with pytest.raises(ValueError, match="empty prompt"):
+        PagedModel(llama).greedy([], 1)
+    with PagedModel(llama).open([1, 2], 1) as sequence:
+        sequence.logits()
+        with pytest.raises(ValueError, match="given already"):
+            sequence.logits()
+        sequence.append(3)
+        with pytest.raises(ValueError, match="opened for 3 tokens"):
+            sequence.append(4)
