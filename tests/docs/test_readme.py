@@ -1,0 +1,56 @@
+"""The README's example is the file that ships, and does what the README says it does."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from radixkv.config import KVSpec
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_example_is_the_shipped_file():
+    (code,) = blocks("python")
+    assert code == (ROOT / "examples" / "quickstart.py").read_text()
+
+
+def test_the_example_prints_what_the_readme_says(daemon_factory):
+    daemon = daemon_factory(pools=[{**asdict(KVSpec()), "pages": 64}])  # the shape that `radixkv serve` alone has
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "quickstart.py"],
+        env={**os.environ, "RADIXKV_ENDPOINT": daemon.endpoint},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout in blocks("")
+
+
+def test_folders_and_pages_named_exist():
+    for place in re.findall(r"^\| `([a-z_/.]+)`", README, flags=re.MULTILINE):
+        assert (ROOT / place).exists(), place
+    for page in re.findall(r"\]\(([\w/]+\.md)", README + ARCHITECTURE):
+        assert (ROOT / page).exists(), page
+
+
+def test_every_folder_of_the_package_has_its_line():
+    for folder in (ROOT / "radixkv").iterdir():
+        if (folder / "__init__.py").exists():
+            assert f"`radixkv/{folder.name}`" in README, folder.name
+
+
+def test_files_named_in_the_architecture_exist():
+    for place in set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", ARCHITECTURE)):
+        assert (ROOT / place).exists() or (ROOT / "radixkv" / place).exists(), place
