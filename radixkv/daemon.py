@@ -183,6 +183,8 @@ class Daemon:
         self._now = self._started = time.monotonic()
         self._running_s = 0.0
         self._next_tick = self._next_check = self._now
+        self._tick_s = min(TICK_S, config.server.lease_s / 4)
+        """Running time is told to the core in ticks: they have to be short beside the lease that it is counted for."""
         self._until_tick = _REQUESTS_BEFORE_TICK
         self._deadline = math.inf
         self._drain_ends = math.inf
@@ -227,7 +229,7 @@ class Daemon:
     def _advance(self) -> None:
         """Read the clock. What passes while the process is stopped counts as one tick of running time at most."""
         now = time.monotonic()
-        self._running_s += min(now - self._now, TICK_S)
+        self._running_s += min(now - self._now, self._tick_s)
         self._now = now
 
     def _timeout_ms(self) -> int:
@@ -249,7 +251,7 @@ class Daemon:
         self._step(Tick(self._running_s))
         if self._now < self._next_tick:
             return
-        self._next_tick = self._now + TICK_S
+        self._next_tick = self._now + self._tick_s
         self.members.sweep(self._now)
         if self._recounts and self._now >= self._next_check:
             self._next_check = self._now + CHECK_S
