@@ -1,0 +1,481 @@
+"""Each check of the recount is broken on purpose, and must be caught by its name.
+
+One engine with something of everything is damaged in one place a case. The last test reads the checks themselves: one
+that no case breaks is not tested.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from fuzz.model.packing import pack_pages
+from fuzz.pairs.worker import Worker, small_pair
+from radixkv import commands
+from radixkv.allocator.page_states import State
+from radixkv.engine import invariants
+from radixkv.errors import BrokenInvariant
+from radixkv.sessions.window import SPAN
+from radixkv.tree.node import Node, Root
+
+A, B, C, D = ([token] * 4 for token in (1, 2, 3, 4))
+
+
+class World:
+    """Two live workers and a dead one; held, shared, idle, shadow, quarantined, moving and waiting things.
+
+    ``first`` holds A B C and a private tail, ``child`` copies rows from that tail; ``twin`` has two shadows, since
+    ``first``'s worker computed the same before; ``moving`` is in transit; A B D and D C are idle.
+    """
+
+    def __init__(self):
+        self.pair = small_pair(48, session_floor_pages=1)
+        one, two, dead = Worker(self.pair), Worker(self.pair), Worker(self.pair)
+        dead.reserve([9] * 4)
+        self.pair.do(commands.EndSession(dead.session, mapped=True, reason="killed"))
+        rivals = [one.reserve([*A, *D]), two.reserve([*A, *D])]
+        one.commit(rivals[0], 8)
+        two.commit(rivals[1], 8)
+        one.free(rivals[0])
+        one.cache([*A, *B, *D])
+        one.cache([*D, *C])
+        first = one.compute([*A, *B, *C, 7, 7])
+        child = one.fork(first)[0]
+        moving = two.compute([*B, *B, 5])
+        two.ask(commands.Handoff(moving.seq, b"t" * 16, 100.0))
+        two.try_reserve(range(4 * 40), wait_s=50.0)
+        self.engine = self.pair.real
+        self.pool = self.engine.pools["a"]
+        self.states = self.pool.pages.states
+        self.session = self.engine.sessions.find(one.session, 1)
+        self.first = self.session.sequences[first.seq]
+        self.child = self.session.sequences[child.seq]
+        self.other = self.engine.sessions.find(two.session, 1)
+        self.twin = self.other.sequences[rivals[1].seq]
+        self.moving = self.engine.transit.sequences()[0]
+        self.dead = dead.session
+        self.root = self.first.root
+        self.idle = self.node(D)
+
+    def node(self, *way) -> Node:
+        """The node whose first page has the last of these tokens, below those before."""
+        node = self.root
+        for tokens in way:
+            node = node.children[b"".join(token.to_bytes(4, "little") for token in tokens)]
+        return node
+
+    def leave(self, page):
+        """A sequence loses a page, the pool does not get it."""
+        self.states[page] = State.FREE
+
+
+CASES = []
+
+
+def breaks(name, message):
+    """The decorated damage must be caught as ``name``, by the check with this in its message."""
+
+    def register(damage):
+        CASES.append(pytest.param(damage, name, message, id=damage.__name__))
+        return damage
+
+    return register
+
+
+# -- pages ---------------------------------------------------------------------------------------------------------
+
+
+@breaks("I1", "do not add up to")
+def counts_do_not_add_up(world):
+    world.pool.pages.counts[State.FREE] += 1
+
+
+@breaks("I1", " counted, ")
+def one_state_counts_for_another(world):
+    world.pool.pages.counts[State.FREE] += 1
+    world.pool.pages.counts[State.CACHED] -= 1
+
+
+@breaks("I3", "twice in the free list")
+def a_page_is_given_back_twice(world):
+    world.pool.pages.free.give(pack_pages(world.pool.pages.free.ids()[:1]))
+
+
+@breaks("I1", "page is in two places")
+def a_page_is_quarantined_twice(world):
+    pages = world.engine.quarantine[world.dead]["a"]
+    pages.append(pages[0])
+
+
+@breaks("I1", "have their place")
+def a_quarantined_page_is_forgotten(world):
+    world.engine.quarantine[world.dead]["a"].clear()
+
+
+@breaks("I1", "but kept as such")
+def a_cached_page_believes_to_be_free(world):
+    world.states[int.from_bytes(world.idle.pages[:4], "little")] = State.FREE
+
+
+# -- holders -------------------------------------------------------------------------------------------------------
+
+
+@breaks("I2", "pins another path than it believes")
+def a_path_is_shorter_than_believed(world):
+    world.first.depth += 1
+
+
+@breaks("I2", "pins a path of another namespace")
+def a_sequence_changes_its_namespace(world):
+    world.twin.root = Root(0, 99, b"s" * 16)
+
+
+@breaks("I2", "hold it")
+def a_node_counts_a_holder_too_many(world):
+    world.node(A).holders += 1
+
+
+@breaks("I2", "extra holders")
+def a_private_page_counts_a_holder_too_many(world):
+    world.pool.pages.hold(world.first.pages[-1])
+
+
+@breaks("I2", "who copies from a private page is not known")
+def a_copier_is_forgotten(world):
+    world.pool.copying.clear()
+
+
+@breaks("I2", "pins more than it has")
+def a_path_goes_on_behind_the_table(world):
+    world.first.depth = world.first.published + 1
+
+
+@breaks("I2", "shares more than it has")
+def a_sequence_shares_more_than_its_table(world):
+    world.first.shared = len(world.first.pages) + 1
+
+
+@breaks("I2", "does not know its shadows")
+def shadows_are_forgotten(world):
+    world.twin.shadows.clear()
+
+
+@breaks("I2", "cached pages are not on its path")
+def a_path_is_lost(world):
+    world.first.node, world.first.depth = world.root, 0
+
+
+# -- the tree ------------------------------------------------------------------------------------------------------
+
+
+@breaks("I9", "does not know its parent")
+def a_child_points_elsewhere(world):
+    world.idle.parent = world.node(A)
+
+
+@breaks("I9", "more nodes than there are pages")
+def the_tree_bites_its_tail(world):
+    world.idle.children = {b"loop": world.idle}
+    world.idle.parent = world.idle
+
+
+@breaks("I9", "a node without pages")
+def a_node_is_empty(world):
+    world.idle.tokens = world.idle.pages = world.idle.hashes = b""
+
+
+@breaks("I9", "tokens and pages differ")
+def a_node_lacks_a_pages_tokens(world):
+    world.idle.tokens = world.idle.tokens[:-16]
+
+
+@breaks("I9", "hashes and pages differ")
+def a_node_lacks_a_hash(world):
+    world.idle.hashes = world.idle.hashes[:-16]
+
+
+@breaks("I9", "filed under another key")
+def a_child_is_filed_wrongly(world):
+    key = bytes(world.idle.tokens[:16])
+    world.root.children[b"x" * 16] = world.root.children.pop(key)
+
+
+@breaks("I9", "empty dict of children")
+def a_leaf_has_an_empty_dict(world):
+    world.idle.children = {}
+
+
+@breaks("I9", "a root is no node")
+def a_root_is_held(world):
+    world.root.holders = 1
+
+
+@breaks("I7", "held more often than its ancestor")
+def a_child_is_held_more_than_its_parent(world):
+    world.first.node.holders += 5
+
+
+@breaks("I6", "a chain hash is not its tokens'")
+def a_hash_is_another(world):
+    world.idle.hashes = b"h" * len(world.idle.hashes)
+
+
+@breaks("I5", "visible without being complete")
+def a_private_page_is_in_the_tree(world):
+    world.states[int.from_bytes(world.idle.pages[:4], "little")] = State.PRIVATE
+
+
+# -- the order of eviction ------------------------------------------------------------------------------------------
+
+
+@breaks("I7", "are in the order of eviction")
+def an_idle_node_is_not_in_the_order(world):
+    world.pool.order.remove(world.idle)
+
+
+@breaks("I7", "evicted before its child")
+def a_parent_goes_before_its_child(world):
+    lower = world.node(A, B, D)
+    lower.holders = world.node(A, B).holders = 0
+    world.pool.order.remove(lower)
+    world.pool.order.add(world.node(A, B))
+    world.pool.order.add(lower)
+
+
+@breaks("I7", "not that of the releases")
+def the_order_is_not_that_of_the_releases(world):
+    first, *_, last = world.pool.order
+    first.stamp = last.stamp + 1
+
+
+@breaks("I27", "a stamp from the future")
+def a_stamp_is_still_to_come(world):
+    list(world.pool.order)[-1].stamp = world.pool.stamp + 1
+
+
+# -- page tables ---------------------------------------------------------------------------------------------------
+
+
+@breaks("I12", "tokens do not fit its table")
+def a_table_is_too_short(world):
+    world.leave(world.first.pages.pop())
+
+
+@breaks("I5", "more committed than known")
+def more_is_committed_than_known(world):
+    world.first.committed = world.first.length + 1
+
+
+@breaks("I5", "a committed page is not published")
+def a_committed_page_is_not_published(world):
+    world.first.published -= 1
+
+
+@breaks("I5", "published beyond its length")
+def more_is_published_than_known(world):
+    world.first.published += 1
+
+
+@breaks("I8", "counts tokens as cached")
+def more_is_cached_than_complete(world):
+    world.first.cached = world.first.committed + 1
+
+
+@breaks("I3", "twice in its table")
+def a_page_is_twice_in_a_table(world):
+    world.first.pages.append(world.first.pages[-1])
+
+
+@breaks("I13", "shares what is written")
+def a_shared_page_is_private(world):
+    world.states[world.first.pages[0]] = State.PRIVATE
+
+
+@breaks("I13", "would write what is shared")
+def a_page_to_write_is_cached(world):
+    world.states[world.first.pages[-1]] = State.CACHED
+
+
+@breaks("I13", "a private page has two writers")
+def two_write_one_page(world):
+    world.child.pages[-1] = world.first.pages[-1]
+
+
+@breaks("I6", "pins other tokens than its own")
+def a_token_changes(world):
+    world.first.tokens = b"\xff" * 4 + bytes(world.first.tokens[4:])
+
+
+@breaks("I4", "is not the path's")
+def a_table_names_another_page(world):
+    world.first.pages[0] = world.twin.pages[0]
+
+
+@breaks("I4", "its path has another length")
+def a_path_has_another_length(world):
+    world.first.depth += 1
+
+
+# -- counters, lines, sessions -------------------------------------------------------------------------------------
+
+
+@breaks("I24", "is charged")
+def a_session_is_charged_too_little(world):
+    world.session.charged["a"] -= 1
+
+
+@breaks("I24", "floors lack")
+def the_floors_are_miscounted(world):
+    world.pool.floors_missing += 1
+
+
+@breaks("I24", "cached pages, counted")
+def cached_pages_are_miscounted(world):
+    world.pool.tree.cached_pages += 1
+
+
+@breaks("I24", "idle pages, counted")
+def idle_pages_are_miscounted(world):
+    world.pool.tree.idle_pages += 1
+
+
+@breaks("I24", "nodes, counted")
+def nodes_are_miscounted(world):
+    world.pool.tree.nodes += 1
+
+
+@breaks("I24", "sequences, counted")
+def sequences_are_miscounted(world):
+    world.pool.sequences += 1
+
+
+@breaks("I24", "a counter is negative")
+def a_counter_is_negative(world):
+    world.pool.counters["evicted_pages"] = -1
+
+
+@breaks("I24", "users, ")
+def a_namespace_has_a_user_too_many(world):
+    world.pool.namespaces.of(world.root).users += 1
+
+
+@breaks("I19", "more wait than may")
+def too_many_wait(world):
+    waiting = world.pool.waiting.first()
+    for request in range(1000, 1000 + world.engine.config.limits.queued):
+        world.pool.waiting.join(waiting._replace(request=request))
+
+
+@breaks("I10", "the line and the sessions disagree")
+def who_waits_is_forgotten(world):
+    world.other.waiting.clear()
+
+
+@breaks("I10", "nobody would wake those who wait")
+def nobody_looks_at_the_clock(world):
+    world.pool.waiting._ends.clear()
+
+
+@breaks("I19", "too many replies are kept")
+def too_many_replies_are_kept(world):
+    world.session.window._keep = 10**6
+    for request in range(10_000, 10_000 + world.engine.config.server.keep_replies):
+        world.session.window.keep(request, commands.Done())
+
+
+@breaks("I18", "wider than it may be")
+def the_window_is_too_wide(world):
+    world.session.window._seen |= 1 << SPAN
+
+
+@breaks("I15", "belongs to two holders")
+def two_sessions_have_one_sequence(world):
+    world.other.sequences[99] = world.first
+
+
+@breaks("I15", "is filed under")
+def a_sequence_has_another_id(world):
+    world.first.id += 50
+
+
+@breaks("I15", "believes in another session")
+def a_sequence_believes_in_another_session(world):
+    world.first.session += 50
+
+
+@breaks("I15", "in transit and still owned")
+def a_moving_sequence_is_still_owned(world):
+    world.moving.session = world.session.id
+
+
+@breaks("I14", "two sessions share a slot")
+def two_sessions_share_a_slot(world):
+    world.other.slot = world.session.slot
+
+
+@breaks("I14", "a live session has quarantined pages")
+def a_live_session_has_quarantined_pages(world):
+    world.engine.quarantine[world.session.id] = {}
+
+
+# -- the tests ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world():
+    made = World()
+    invariants.check(made.engine)
+    return made
+
+
+class _Enough(Exception):
+    """Everything that one damage breaks has been seen."""
+
+
+def broken_by(engine, monkeypatch):
+    """All (name, message) that do not hold: the checks go on after the first."""
+    found = []
+
+    def need(true, name, message):
+        if not true:
+            found.append((name, message))
+        if len(found) > 100:
+            raise _Enough
+
+    monkeypatch.setattr(invariants, "need", need)
+    try:
+        invariants.check(engine)
+    except (_Enough, LookupError, AttributeError, AssertionError):
+        assert found  # a recount over damaged state may stumble, but not before it has said why
+    monkeypatch.undo()
+    return found
+
+
+@pytest.mark.parametrize(("damage", "name", "message"), CASES)
+def test_damage_is_caught_by_name(world, damage, name, message, monkeypatch):
+    damage(world)
+    with pytest.raises(BrokenInvariant) as caught:
+        invariants.check(world.engine)
+    broken = broken_by(world.engine, monkeypatch)
+    assert (caught.value.name, str(caught.value).partition(": ")[2]) == broken[0]
+    assert [said for named, said in broken if named == name and message in said], broken[:8]
+
+
+def test_a_sound_engine_passes(world):
+    assert invariants.check(world.engine) is None
+
+
+def test_every_check_is_broken_by_a_case():
+    """The name and the constant words of each ``need(...)`` in the file are those of some case."""
+    tree = ast.parse(Path(invariants.__file__).read_text())
+    checks = []
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "need":
+            name, message = call.args[1], call.args[2]
+            parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+            words = "\0".join(part.value for part in parts if isinstance(part, ast.Constant))
+            checks.append((name.value, words))
+    cases = [(case.values[1], case.values[2]) for case in CASES]
+    untested = [check for check in checks if not any(check[0] == name and said in check[1] for name, said in cases)]
+    assert len(checks) > 50
+    assert untested == []
