@@ -317,6 +317,8 @@ class Welcome(Struct, array_like=True, frozen=True, tag="welcome"):
     pools: list[str]
     heartbeat_s: float
     lease_s: float
+    message_bytes: int = 0
+    """``limits.message_bytes``, so that a worker need not send what would be refused; 0: not told."""
 
 
 class PoolMap(Struct, array_like=True, frozen=True, tag="pool"):

@@ -349,6 +349,7 @@ class Daemon:
             pools=list(self._pools),
             heartbeat_s=self._config.server.heartbeat_s,
             lease_s=self._config.server.lease_s,
+            message_bytes=self._config.limits.message_bytes,
         )
 
     def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure:

@@ -235,7 +235,7 @@ class Batch:
 class Outgoing:
     """A message on its way: settled when the reply comes, whichever thread reads it."""
 
-    __slots__ = ("batch", "deferred", "repeated", "reply", "request")
+    __slots__ = ("__weakref__", "batch", "deferred", "repeated", "reply", "request")
 
     def __init__(self, request: Request, batch: Batch | None = None, deferred: bool = False) -> None:
         self.request = request

@@ -12,7 +12,7 @@ from itertools import count
 from weakref import WeakValueDictionary
 
 from radixkv.client.batch import Batch, FreeItem, Outgoing, ShareItem, lost
-from radixkv.client.effects import Ask
+from radixkv.client.effects import Ask, Repeat
 from radixkv.client.outbox import Outbox
 from radixkv.client.session import Session
 from radixkv.commands import Body, Reply, Request
@@ -38,8 +38,7 @@ class Core:
     # -- the session ----------------------------------------------------------------------------------------------
 
     def opened(self, session: Session) -> None:
-        """Connected: from now on verbs work in this session; whatever was on its way in another one is void."""
-        self._pending.clear()
+        """Connected: from now on verbs work in this session."""
         self.session = session
 
     def ended(self, session: Session) -> bool:
@@ -85,10 +84,12 @@ class Core:
         self._pending[request.id] = out
         return out
 
-    def again(self, out: Outgoing) -> None:
+    def again(self, repeat: Repeat) -> list[Outgoing]:
         """The same request is about to be sent a second time."""
+        out = repeat.outgoing
         out.repeated = True
         self._pending[out.request.id] = out
+        return [out]
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -97,10 +98,12 @@ class Core:
         out = self._pending.pop(request, None) or self._late.pop(request, None)
         if out is None:
             return
-        with self._settling:
-            out.settle(reply)
-        if out.deferred and out.batch is not None:
-            self.outbox.landed(out.batch, session)
+        try:
+            with self._settling:
+                out.settle(reply)
+        finally:
+            if out.deferred and out.batch is not None:
+                self.outbox.landed(out.batch, session)
         if lost(reply):
             self.ended(session)
 
@@ -123,7 +126,7 @@ class Core:
                     self.drop_children(session, item, out.request.deadline)
                 if isinstance(item, FreeItem):
                     self.outbox.drop(session, item.seq.id)
-                else:
+                elif out not in item.seq.unsettled:
                     item.seq.unsettled.append(out)
             if out.deferred:
                 self.outbox.landed(out.batch, session, unanswered=True)

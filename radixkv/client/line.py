@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
-from collections.abc import Callable
 
 import zmq
 
 from radixkv.client import forks
 from radixkv.client.batch import Outgoing
-from radixkv.client.core import Core
+from radixkv.client.connection import ENDED, HANGUP, Connection
+from radixkv.client.core import Core, no_reply
 from radixkv.client.effects import Ask, Repeat
 from radixkv.client.session import Session
+from radixkv.commands import Failure
 from radixkv.errors import LimitExceeded, RadixKVError, Timeout, Unavailable
 from radixkv.ipc import wire
-from radixkv.ipc.attach import Attachment
 from radixkv.ipc.endpoint import Endpoint
 
 RECONNECT_MS = 20
-HANGUP = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+LAST_WORDS_S = 0.1
+"""How long a reply may take that left the daemon before the session ended."""
 
 
 class _Contexts:
@@ -46,48 +46,43 @@ class _Contexts:
             return self._context
 
     def forget(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        """In a forked child."""
+        self._context = None
+        self._lock = threading.Lock()
 
 
 _contexts = _Contexts()
 os.register_at_fork(after_in_child=_contexts.forget)
 
 
-class Connection:
-    """A session's attach connection. The session lives as long as it is open; anyone may watch it and hang up."""
+class Patience:
+    """Waiting for a socket: until a time, or shortly beyond the end of the session, whichever is first."""
 
-    def __init__(self, attachment: Attachment, session: Session) -> None:
-        self.attachment = attachment
-        self.session = session
-        self._pid = os.getpid()
-        self._fd = os.dup(attachment.fileno())
+    def __init__(self, core: Core, connection: Connection, socket_fd: int, until: float) -> None:
+        self._core = core
+        self._connection = connection
+        self._until = until
+        self._ended = False
+        self._poll = select.poll()
+        self._poll.register(socket_fd, select.POLLIN)
+        self._poll.register(connection.fileno(), select.POLLRDHUP)
 
-    def fileno(self) -> int:
-        return self._fd
+    def wait(self) -> None:
+        """Until something happens. Errors: Timeout; Unavailable when the session has ended and nothing comes."""
+        left = self._until - self._core.clock()
+        ready = self._poll.poll(left * 1000) if left > 0 else []
+        if not ready:
+            raise Unavailable(ENDED) if self._ended else no_reply(self._core)
+        for fd, events in ready:
+            if fd == self._connection.fileno() and events & HANGUP:
+                self._end()
 
-    def hang_up(self) -> None:
-        """End the session. All who watch the connection wake up; its descriptor stays valid as long as they do."""
-        try:
-            with socket.socket(fileno=os.dup(self._fd)) as end:
-                end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # the other end was faster
-
-    def ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLRDHUP)
-        return bool(poll.poll(0))
-
-    def forget(self) -> None:
-        """In a forked child: let go of the connection without ending it."""
-        self.attachment.close()
-        os.close(self._fd)
-        self._fd = -1
-
-    def __del__(self) -> None:
-        if self._pid == os.getpid() and self._fd >= 0:
-            self.attachment.close()
-            os.close(self._fd)
+    def _end(self) -> None:
+        """No reply will leave any more; one that has left may still be on its way."""
+        self._ended = True
+        self._core.ended(self._connection.session)
+        self._poll.unregister(self._connection.fileno())
+        self._until = min(self._until, self._core.clock() + LAST_WORDS_S)
 
 
 class Line:
@@ -100,36 +95,24 @@ class Line:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._socket: zmq.Socket[bytes] | None = None
-        self._connection: Connection | None = None
-        self._why_ended: Callable[[], RadixKVError] = _gone
-
-    def explain(self, why: Callable[[], RadixKVError]) -> Line:
-        """What to raise when the session ends while somebody waits."""
-        self._why_ended = why
-        return self
+        self._session: Session | None = None
 
     def exchange(self, connection: Connection, effect: Ask | Repeat, until: float) -> None:
-        """Send what is asked and take in replies until all are there. Errors: Timeout, Unavailable, LimitExceeded."""
-        with self._lock:
-            poll = self._prepare(connection)
-            self._wait_writable(poll, until)
-            outgoing = self._messages(effect, until)
+        """Send what is asked and take in replies until all are there. Errors: Timeout, Unavailable."""
+        with self._lock, connection:
+            socket = self._prepare(connection.session)
+            patience = Patience(self._core, connection, int(socket.getsockopt(zmq.FD)), until)
+            self._wait_writable(socket, patience)
+            outgoing = self._core.envelop(effect, until) if isinstance(effect, Ask) else self._core.again(effect)
             try:
                 for out in outgoing:
-                    self._send(poll, wire.encode_request(out.request), until)
+                    self._send(socket, out, connection.session, patience)
                 while any(out.reply is None for out in outgoing):
-                    self._take_in(poll, connection.session, until)
+                    self._take_in(socket, connection.session, patience)
             except BaseException as error:
                 reason = error if isinstance(error, RadixKVError) else Timeout("the call was interrupted")
-                if isinstance(effect, Ask):
-                    self._core.abandon(outgoing, connection.session, reason)
+                self._core.abandon(outgoing, connection.session, reason)
                 raise
-
-    def _messages(self, effect: Ask | Repeat, until: float) -> list[Outgoing]:
-        if isinstance(effect, Ask):
-            return self._core.envelop(effect, until)
-        self._core.again(effect.outgoing)
-        return [effect.outgoing]
 
     def close(self) -> bool:
         """Close the socket unless an exchange runs (then its thread does it). True if it is closed."""
@@ -141,81 +124,47 @@ class Line:
             self._lock.release()
         return True
 
-    # -- waiting --------------------------------------------------------------------------------------------------
-
-    def _take_in(self, poll: select.poll, session: Session, until: float) -> None:
-        """One reply, or wait for one."""
-        frame = self._receive()
-        if frame is None:
-            self._wait(poll, until)
-            return
-        request, reply = wire.decode_reply(frame)
-        if request == wire.UNREADABLE:
-            raise LimitExceeded("the daemon could not read a message: it is larger than the daemon takes")
-        self._core.receive(request, reply, session)
-
-    def _receive(self) -> bytes | None:
-        """The next reply; None if there is none yet, b"" never."""
-        assert self._socket is not None
+    def _wait_writable(self, socket: zmq.Socket[bytes], patience: Patience) -> None:
+        """Until the daemon has accepted this socket: nothing may be queued for a daemon that is yet to come."""
         try:
-            frame = self._socket.recv(zmq.NOBLOCK)
-            if not self._socket.getsockopt(zmq.RCVMORE):
-                return frame
-            while self._socket.getsockopt(zmq.RCVMORE):
-                self._socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        return self._receive()
+            while not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+                patience.wait()
+        except Timeout as error:
+            raise Unavailable(f"no daemon answers at {self._endpoint.address}") from error
 
-    def _send(self, poll: select.poll, frame: bytes, until: float) -> None:
-        assert self._socket is not None
+    def _send(self, socket: zmq.Socket[bytes], out: Outgoing, session: Session, patience: Patience) -> None:
+        frame = wire.encode_request(out.request)
+        limit = session.welcome.message_bytes
+        if limit and len(frame) > limit:
+            refusal = Failure(LimitExceeded.code, "too many bytes in a message", {"value": len(frame), "limit": limit})
+            self._core.receive(out.request.id, refusal, session)
+            return
         while True:
             try:
-                self._socket.send(frame, zmq.NOBLOCK)
+                socket.send(frame, zmq.NOBLOCK)
                 return
             except zmq.Again:
-                self._wait(poll, until)
+                patience.wait()
 
-    def _wait_writable(self, poll: select.poll, until: float) -> None:
-        """Until the daemon has accepted this socket: nothing may be queued for a daemon that is yet to come."""
-        assert self._socket is not None
-        while not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
-            try:
-                self._wait(poll, until)
-            except Timeout as error:
-                raise Unavailable(f"no daemon answers at {self._endpoint.address}") from error
-
-    def _wait(self, poll: select.poll, until: float) -> None:
-        """Until something happens on the socket. Errors: Timeout; Unavailable when the session ended meanwhile."""
-        assert self._connection is not None
-        left = until - self._core.clock()
-        ready = poll.poll(max(0.0, left) * 1000) if left > 0 else []
-        if not ready:
-            raise Timeout("no reply in time", limit_s=self._core.timeout)
-        for fd, events in ready:
-            if fd == self._connection.fileno() and events & HANGUP:
-                self._end_wait(ready)
-
-    def _end_wait(self, ready: list[tuple[int, int]]) -> None:
-        """The connection ended; replies that were faster still count."""
-        if len(ready) > 1:
+    def _take_in(self, socket: zmq.Socket[bytes], session: Session, patience: Patience) -> None:
+        """One reply, or wait for one."""
+        frame = _receive(socket)
+        if frame is None:
+            patience.wait()
             return
-        assert self._connection is not None
-        self._core.ended(self._connection.session)
-        raise self._why_ended()
+        request, reply = wire.decode_reply(frame)
+        if request != wire.UNREADABLE:
+            self._core.receive(request, reply, session)
+        elif isinstance(reply, Failure):
+            raise LimitExceeded(f"the daemon could not read a message: {reply.message}")
 
-    # -- the socket -----------------------------------------------------------------------------------------------
-
-    def _prepare(self, connection: Connection) -> select.poll:
-        """A socket that was connected for this session, and what to wait for."""
-        if self._connection is not connection or self._socket is None:
+    def _prepare(self, session: Session) -> zmq.Socket[bytes]:
+        """A socket that was connected in this session: one of an earlier session may hold what nobody wants now."""
+        if self._session is not session or self._socket is None:
             self._close_socket()
             self._socket = self._open_socket()
-            self._connection = connection
-        poll = select.poll()
-        poll.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
-        poll.register(connection.fileno(), select.POLLRDHUP)
-        return poll
+            self._session = session
+        return self._socket
 
     def _open_socket(self) -> zmq.Socket[bytes]:
         fresh = _contexts.get().socket(zmq.DEALER)
@@ -231,7 +180,7 @@ class Line:
             self._sockets.discard(self._socket)
             self._socket.close()
         self._socket = None
-        self._connection = None
+        self._session = None
 
     def __del__(self) -> None:
         """With its thread; not in a forked child, which must not touch ZeroMQ."""
@@ -239,5 +188,14 @@ class Line:
             self._close_socket()
 
 
-def _gone() -> RadixKVError:
-    return Unavailable("the daemon went away")
+def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
+    """The next reply; None if there is none yet. What has more than one frame is no reply."""
+    try:
+        while True:
+            frame = socket.recv(zmq.NOBLOCK)
+            if not socket.getsockopt(zmq.RCVMORE):
+                return frame
+            while socket.getsockopt(zmq.RCVMORE):
+                socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None

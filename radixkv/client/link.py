@@ -26,9 +26,10 @@ from typing import Any, Protocol, TypeVar
 import zmq
 
 from radixkv.client import forks
+from radixkv.client.connection import ENDED, HANGUP, Connection
 from radixkv.client.core import Core, no_reply
 from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
-from radixkv.client.line import HANGUP, Connection, Line
+from radixkv.client.line import Line
 from radixkv.client.mapping import PoolMemory
 from radixkv.client.outbox import Event
 from radixkv.client.pool import PoolState
@@ -135,10 +136,12 @@ class Link:
     def _exchange(self, effect: Ask | Repeat, until: float) -> None:
         connection = self._connection
         if connection is None or connection.session is not effect.session:
-            raise self._why_ended()
+            raise _closed() if self.closed else Unavailable(ENDED)
         line = self._line()
         try:
             line.exchange(connection, effect, until)
+        except Unavailable as error:
+            raise (_closed() if self.closed else error) from None
         finally:
             if connection.session.over:
                 self._lose(connection)
@@ -148,7 +151,7 @@ class Link:
     def _line(self) -> Line:
         line: Line | None = getattr(self._local, "line", None)
         if line is None:
-            line = Line(self.core, self.endpoint, self._sockets).explain(self._why_ended)
+            line = Line(self.core, self.endpoint, self._sockets)
             self._local.line = line
             with self._changed:
                 self._lines.add(line)
@@ -224,11 +227,12 @@ class Link:
                 known = self.pools.get(pool.name)
                 if known is not None:
                     return known
-                try:
-                    self._map(connection, pool)
-                finally:
-                    if connection.ended():
+                with connection:
+                    try:
+                        self._map(connection, pool)
+                    except Unavailable:
                         self._lose(connection)
+                        raise
                 if not connection.session.over:
                     self.pools[pool.name] = pool
                     return pool
@@ -251,13 +255,20 @@ class Link:
         except BaseException:
             attachment.close()
             raise
-        with self._attaching:
-            for pool in list(self.pools.values()):
-                try:
-                    self._map(connection, pool)
-                except BadRequest as error:
-                    _log.warning("pool %r is not there any more: %s", pool.name, error)
-            self._publish(connection)
+        try:
+            with self._attaching:
+                for pool in list(self.pools.values()):
+                    self._map_again(connection, pool)
+                self._publish(connection)
+        except BaseException:
+            connection.hang_up()
+            raise
+
+    def _map_again(self, connection: Connection, pool: PoolState) -> None:
+        try:
+            self._map(connection, pool)
+        except BadRequest as error:
+            _log.warning("pool %r is not there any more: %s", pool.name, error)
 
     def _publish(self, connection: Connection) -> None:
         with self._changed:
@@ -274,9 +285,6 @@ class Link:
         self.core.ended(connection.session)
         connection.hang_up()
         self._notify()
-
-    def _why_ended(self) -> RadixKVError:
-        return _closed() if self.closed else Unavailable("the session ended: the daemon went away, or ended it")
 
     # -- the keeper -----------------------------------------------------------------------------------------------
 
@@ -309,12 +317,16 @@ class Link:
     def _hung_up(self, connection: Connection, wait_s: float) -> bool:
         """Sleep until something is to be done. True: the connection has ended."""
         poll = select.poll()
-        poll.register(connection.fileno(), select.POLLRDHUP)
-        poll.register(self._wake, select.POLLIN)
-        ready = dict(poll.poll(wait_s * 1000))
+        try:
+            with connection:
+                poll.register(connection.fileno(), select.POLLRDHUP)
+                poll.register(self._wake, select.POLLIN)
+                ready = dict(poll.poll(wait_s * 1000))
+        except Unavailable:
+            return True
         if self._wake in ready:
             self._drain_wake()
-        return bool(ready.get(connection.fileno(), 0) & HANGUP)
+        return any(events & HANGUP for fd, events in ready.items() if fd != self._wake)
 
     def _reconnect(self) -> None:
         pause = RETRY_FIRST_S
@@ -381,6 +393,7 @@ class Link:
         for line in list(self._lines):
             line.close()
         self._notify()
+        self.core.outbox.detach()
 
     def __del__(self) -> None:
         if self._pid == os.getpid():

@@ -73,6 +73,10 @@ class Outbox:
         self._flying: dict[SequenceState, list[Item]] = {}
         self._failed: deque[SequenceState] = deque(maxlen=FAILED_KEPT)
 
+    def detach(self) -> None:
+        """Nobody is to be called any more."""
+        self.changed = self.stirred = _nothing
+
     # -- putting in -----------------------------------------------------------------------------------------------
 
     def drop(self, session: Session, sequence: int, not_before: float = 0.0) -> None:

@@ -44,7 +44,7 @@ from radixkv.commands import (
     Statistics,
     Stats,
 )
-from radixkv.errors import BadRequest, SessionLost, StaleHandle, Timeout, VersionMismatch
+from radixkv.errors import BadRequest, SessionLost, StaleHandle, Timeout, Unavailable, VersionMismatch
 
 R = TypeVar("R", bound=Reply)
 
@@ -131,11 +131,14 @@ def _obtain(core: Core, pool: PoolState, body: Reserve | Adopt, grant: Callable[
             (reply,) = yield ask
             if not lost(reply):
                 return pool.make(session, grant(reply))
+        except Unavailable:
+            if not session.over:
+                raise
         except BaseException:
             if not _refused(ask):
                 core.give_up(ask, body.seq)
             raise
-        # The daemon is another one than we thought; nothing was executed. Once more, in the next session.
+        # The session is over, and with it whatever this may have led to. Once more, in the next session.
     raise SessionLost("the daemon ends each session at once")
 
 
@@ -160,7 +163,12 @@ def _ask_anyone(body: Body) -> Verb[Reply]:
     """Ask whichever daemon there is."""
     for _ in range(SESSIONS_TRIED):
         session: Session = yield NeedSession()
-        (reply,) = yield Ask(session, [body])
+        try:
+            (reply,) = yield Ask(session, [body])
+        except Unavailable:
+            if not session.over:
+                raise
+            continue
         if not lost(reply):
             return reply  # type: ignore[no-any-return]
     raise SessionLost("the daemon ends each session at once")

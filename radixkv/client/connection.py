@@ -1,0 +1,81 @@
+"""The attach connection of a session, as many threads use it: asked by one at a time, watched by all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+
+from radixkv.client.session import Session
+from radixkv.errors import Unavailable
+from radixkv.ipc.attach import Attachment
+
+ENDED = "the session ended: the daemon went away, or ended it"
+HANGUP = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+
+_log = logging.getLogger("radixkv.client")
+
+
+class Connection:
+    """A session's attach connection. The session lives as long as it is open; anyone may watch it and hang up.
+
+    ``with connection:`` around every use: its descriptor is closed when it has ended and nobody uses it any more.
+    """
+
+    def __init__(self, attachment: Attachment, session: Session) -> None:
+        self.attachment = attachment
+        self.session = session
+        self._lock = threading.Lock()
+        self._users = 0
+        self._over = False
+        self._fd = os.dup(attachment.fileno())
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def __enter__(self) -> Connection:
+        """Errors: Unavailable when it has ended."""
+        with self._lock:
+            if self._over:
+                raise Unavailable(ENDED)
+            self._users += 1
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._lock:
+            self._users -= 1
+            self._close_if_unused()
+
+    def hang_up(self) -> None:
+        """End the session. All who wait for the connection wake up."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            try:
+                with socket.socket(fileno=os.dup(self._fd)) as end:
+                    end.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                _log.debug("the other end was faster: %s", error)
+            self._close_if_unused()
+
+    def ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def forget(self) -> None:
+        """In a forked child: let go of the connection without ending it. Takes no lock: its holder is not here."""
+        if self._fd >= 0:
+            self._close()
+
+    def _close_if_unused(self) -> None:
+        if self._over and not self._users and self._fd >= 0:
+            self._close()
+
+    def _close(self) -> None:
+        self.attachment.close()
+        os.close(self._fd)
+        self._fd = -1

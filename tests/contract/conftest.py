@@ -1,0 +1,100 @@
+"""One daemon a module with tiny pools; a client and a namespace of its own for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import radixkv
+
+POOLS = [
+    {"name": "default"},
+    {"name": "small", "pages": 4},
+    {"name": "half", "dtype": "bfloat16", "layers": 3, "kv_heads": 2, "pages": 8},
+    {"name": "single", "page_size": 1, "pages": 8},
+    {"name": "capped", "pages": 8, "session_cap_pages": 3},
+]
+_numbers = itertools.count()
+
+
+class Fence:
+    """An event that is done when the test says so."""
+
+    def __init__(self, done: bool = False) -> None:
+        self.done = done
+        self.synchronized = 0
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+        self.done = True
+
+
+@pytest.fixture(name="new_fence")
+def _fence() -> type[Fence]:
+    return Fence
+
+
+@pytest.fixture(scope="module")
+def daemon(daemon_factory: Callable[..., Any]) -> Any:
+    return daemon_factory(pools=POOLS)
+
+
+@pytest.fixture
+def connect(daemon: Any) -> Iterator[Callable[..., radixkv.Client]]:
+    """Further clients of the module's daemon, closed when the test is over."""
+    clients: list[radixkv.Client] = []
+
+    def connect(**options: Any) -> radixkv.Client:
+        clients.append(radixkv.connect(daemon.endpoint, **options))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def client(connect: Callable[..., radixkv.Client]) -> radixkv.Client:
+    return connect()
+
+
+@pytest.fixture
+def pool(client: radixkv.Client) -> radixkv.Pool:
+    """16 pages of 4 tokens; all of them free or evictable."""
+    return client.pool("default")
+
+
+@pytest.fixture
+def ns() -> radixkv.Namespace:
+    """A namespace in which nothing is cached yet."""
+    return radixkv.Namespace(f"test-{next(_numbers)}")
+
+
+@pytest.fixture
+def cache(pool: radixkv.Pool, ns: radixkv.Namespace) -> Callable[[int], list[int]]:
+    """Makes the first n tokens of a prompt cached and gives the prompt."""
+
+    def cache(tokens: int, pool: radixkv.Pool = pool) -> list[int]:
+        prompt = list(range(100, 100 + tokens))
+        with pool.reserve(prompt, namespace=ns) as seq:
+            seq.commit(tokens)
+        return prompt
+
+    return cache
+
+
+@pytest.fixture
+def counts(client: radixkv.Client) -> Callable[..., dict[str, int]]:
+    """Pages of the default pool by state, and how many are evictable."""
+
+    def counts(name: str = "default") -> dict[str, int]:
+        pool = client.stats().pools[name]
+        return {**pool.pages, "evictable": pool.evictable_pages, "sequences": pool.sequences}
+
+    return counts

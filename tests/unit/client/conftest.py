@@ -1,0 +1,206 @@
+"""The client's core without sockets: a hand-driven shell, a clock that stands still, memory that is two arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from radixkv.client.core import Core, no_reply
+from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
+from radixkv.client.pool import PoolState
+from radixkv.client.sequence import Grant, SequenceState
+from radixkv.client.session import Session
+from radixkv.commands import CopyRow, Reply, Request, Welcome
+from radixkv.config import KVSpec
+from radixkv.errors import RadixKVError, Unavailable
+
+T = TypeVar("T")
+Answer = Callable[[Request], Reply | None]
+PAGES = 32
+SPEC = KVSpec(layers=1, kv_heads=1, head_dim=4, page_size=4)
+
+
+class TwoArrays:
+    """``session.Memory`` without a mapping: generations, and the copies that were asked for."""
+
+    spec = SPEC
+    pages = PAGES
+
+    def __init__(self, copies: bool = True) -> None:
+        self.counts = np.zeros(PAGES, np.uint64)
+        self.copies = copies
+        self.copied: list[CopyRow] = []
+        self.known = True
+
+    def generations(self, pages: Any) -> Any:
+        return self.counts[pages]
+
+    def knows(self, session: Session) -> bool:
+        return self.known
+
+    def copy_rows(self, rows: Iterable[CopyRow]) -> bool:
+        if self.copies:
+            self.copied += rows
+        return self.copies
+
+
+class Event:
+    """A fence that is done when the test says so."""
+
+    def __init__(self, done: bool = False) -> None:
+        self.done = done
+        self.waited = 0
+        self.broken = False
+
+    def query(self) -> bool:
+        if self.broken:
+            raise RuntimeError("device lost")
+        return self.done
+
+    def synchronize(self) -> None:
+        self.waited += 1
+        self.done = True
+
+
+class KeepingPool(PoolState):
+    """Holds its sequences, so that none is collected before the test is over."""
+
+    def __init__(self, core: Core, name: str) -> None:
+        super().__init__(core, name)
+        self.held: list[SequenceState] = []
+
+    def make(self, session: Session, grant: Grant) -> SequenceState:
+        seq = super().make(session, grant)
+        self.held.append(seq)
+        return seq
+
+
+class Desk:
+    """Runs verbs; ``answer`` gives the reply to each request, or None for silence."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.core = Core(5.0, lambda: self.now)
+        self.memory = TwoArrays()
+        self.pool = KeepingPool(self.core, "p")
+        self.answer: Answer = lambda request: None
+        self.seen: list[Request] = []
+        self.connect()
+
+    def connect(self) -> Session:
+        session = Session(Welcome(1, 70 + len(self.seen), 1, 0, b"t" * 16, "boot", "cache", ["p"], 5.0, 60.0))
+        session.memories["p"] = self.memory
+        self.pool.current = self.memory
+        self.core.opened(session)
+        return session
+
+    @property
+    def session(self) -> Session:
+        assert self.core.session is not None
+        return self.core.session
+
+    @property
+    def bodies(self) -> list[Any]:
+        """What has been sent since the last look."""
+        bodies = [request.body for request in self.seen]
+        self.seen.clear()
+        return bodies
+
+    def sequence(self, tokens: int = 8, pages: Iterable[int] = (0, 1, 2), **facts: Any) -> SequenceState:
+        given = {"committed_tokens": 0, "cached_tokens": 0, "writable_from_tokens": 0, "copy_rows": [], "copy": True}
+        table = np.array(list(pages), np.int32).tobytes()
+        packed = np.arange(tokens, dtype=np.uint32).tobytes()
+        return self.pool.make(self.session, Grant(self.core.sequence_ids(1), packed, table, **{**given, **facts}))
+
+    def run(self, verb: Verb[T]) -> T:
+        try:
+            effect = next(verb)
+            while True:
+                try:
+                    answer = self._carry_out(effect)
+                except RadixKVError as error:
+                    effect = verb.throw(error)
+                else:
+                    effect = verb.send(answer)
+        except StopIteration as end:
+            return end.value
+
+    def ship(self) -> None:
+        """What a heartbeat does: send what is ready."""
+        self._carry_out(Ask(self.session))
+
+    def _carry_out(self, effect: Any) -> Any:
+        match effect:
+            case NeedSession():
+                if self.core.session is None:
+                    raise Unavailable("nobody there")
+                return self.core.session
+            case Ask():
+                self._exchange(self.core.envelop(effect, self.now + 5.0 + effect.wait_s), effect.session)
+                return effect.answers()
+            case Repeat():
+                self._exchange(self.core.again(effect), effect.session)
+                return effect.outgoing.reply
+            case Synchronize():
+                return effect.event.synchronize()
+            case Linger():
+                self.now += 1.0
+                if effect.event is not None and effect.until is None:
+                    effect.event.synchronize()
+            case NeedQuiet():
+                raise AssertionError("nothing is on its way here")
+        return None
+
+    def _exchange(self, outgoing: Any, session: Session) -> None:
+        for out in outgoing:
+            self.seen.append(out.request)
+            reply = self.answer(out.request)
+            if reply is not None:
+                self.core.receive(out.request.id, reply, session)
+        if any(out.reply is None for out in outgoing):
+            self.now = max(out.request.deadline for out in outgoing)
+            error = no_reply(self.core)
+            self.core.abandon(outgoing, session, error)
+            raise error
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    for seq in desk.pool.held:
+        seq.session.over = True
+
+
+@pytest.fixture(name="new_event")
+def _event() -> type[Event]:
+    return Event
+
+
+def good(request: Request) -> Reply | None:
+    """A daemon that agrees to everything: one new page per extend, nothing cut off by a truncate."""
+    from radixkv import commands as c
+
+    body = request.body
+    match body:
+        case c.Step():
+            return c.Stepped(
+                free=[None] * len(body.free),
+                truncate=[c.Truncated(-(-item.n // 4)) for item in body.truncate],
+                commit=[None] * len(body.commit),
+                extend=[np.array([9], np.int32).tobytes()] * len(body.extend),
+                share=[c.Shared(4, 1) for _ in body.share],
+                copied=[None] * len(body.copied),
+            )
+        case c.Reserve():
+            pages = -(-(len(body.tokens) // 4 + body.headroom) // 4)
+            return c.Reserved(np.arange(pages, dtype=np.int32).tobytes(), 0, 0)
+    return c.Done()
+
+
+@pytest.fixture(name="good")
+def _good() -> Answer:
+    return good

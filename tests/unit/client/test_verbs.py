@@ -1,0 +1,293 @@
+"""Verbs against silence, late replies, repeats and lost sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radixkv.client import verbs
+from radixkv.client.batch import ShareItem
+from radixkv.client.namespace import Namespace
+from radixkv.client.verbs import Want
+from radixkv.commands import (
+    Cancel,
+    Commit,
+    Done,
+    Failure,
+    Free,
+    LookedUp,
+    Reserve,
+    Reserved,
+    Shared,
+    Step,
+    Stepped,
+)
+from radixkv.errors import BadRequest, OutOfPages, SessionLost, StaleHandle, Timeout, Unavailable, VersionMismatch
+
+TOKENS = np.arange(6, dtype=np.uint32).tobytes()
+LOST = Failure("session_lost", "unknown session")
+
+
+def want(wait_s: float = 0.0) -> Want:
+    return Want(Namespace("m"), TOKENS, 2, "copy", wait_s, True)
+
+
+def test_reserve(desk: Any, good: Any) -> None:
+    desk.answer = good
+    seq = desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    assert desk.bodies == [Reserve("p", seq.id, Namespace("m").canonical, TOKENS, 2, "copy", 0.0)]
+    assert (seq.length, seq.capacity_tokens, seq.closed) == (6, 8, False)
+
+
+def test_requests_carry_session_increasing_ids_and_a_deadline(desk: Any, good: Any) -> None:
+    desk.answer = good
+    desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    desk.run(verbs.reserve(desk.core, desk.pool, want(wait_s=10.0)))
+    first, second = desk.seen
+    assert (first.session, first.epoch) == (desk.session.id, 1)
+    assert second.id > first.id
+    assert (first.deadline, second.deadline) == (desk.now + 5.0, desk.now + 15.0)
+
+
+def test_a_refused_reserve_leaves_nothing_behind(desk: Any) -> None:
+    desk.answer = lambda request: Failure("out_of_pages", "full", {"need": 2, "available": 1})
+    with pytest.raises(OutOfPages) as caught:
+        desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    assert (caught.value.need, caught.value.available) == (2, 1)
+    desk.bodies.clear()
+    desk.ship()
+    assert desk.bodies == []
+
+
+def test_a_reserve_without_reply_is_freed_with_the_next_message(desk: Any, good: Any) -> None:
+    with pytest.raises(Timeout):
+        desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    (body,) = desk.bodies
+    desk.answer = good
+    desk.ship()
+    assert desk.bodies == [Step(free=[Free(body.seq)])]
+
+
+def test_a_waiting_reserve_is_cancelled_too(desk: Any, good: Any) -> None:
+    with pytest.raises(Timeout):
+        desk.run(verbs.reserve(desk.core, desk.pool, want(wait_s=60.0)))
+    (request,) = desk.seen
+    desk.seen.clear()
+    desk.answer = good
+    desk.ship()
+    assert desk.bodies == [Cancel(request.id), Step(free=[Free(request.body.seq)])]
+
+
+def test_an_interrupted_reserve_is_freed_only_when_it_cannot_be_executed_any_more(desk: Any, good: Any) -> None:
+    verb = verbs.reserve(desk.core, desk.pool, want(wait_s=60.0))
+    next(verb)
+    ask = verb.send(desk.session)
+    (out,) = desk.core.envelop(ask, desk.now + 65.0)
+    with pytest.raises(KeyboardInterrupt):
+        verb.throw(KeyboardInterrupt())
+    desk.answer = good
+    desk.ship()
+    assert desk.bodies == [Cancel(out.request.id)]
+    desk.now = out.request.deadline
+    desk.ship()
+    assert desk.bodies == [Step(free=[Free(out.request.body.seq)])]
+
+
+def test_a_late_reply_is_dropped(desk: Any, good: Any) -> None:
+    with pytest.raises(Timeout):
+        desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    (request,) = desk.seen
+    desk.core.receive(request.id, Reserved(np.arange(2, dtype=np.int32).tobytes(), 0, 0), desk.session)
+    desk.core.receive(12345, Done(), desk.session)
+    desk.answer = good
+    desk.seen.clear()
+    desk.ship()
+    assert [len(body.free) for body in desk.bodies] == [1]
+
+
+def test_an_extend_without_reply_is_asked_about_before_the_next_verb(desk: Any, good: Any) -> None:
+    """It may have been executed: then the pages it brought are ours, and the next ones come behind them."""
+    seq = desk.sequence(4, (0,))
+    with pytest.raises(Timeout):
+        desk.run(verbs.extend(desk.core, seq, TOKENS, 0))
+    assert (seq.length, seq.page_table.tolist()) == (4, [0])
+    (first,) = desk.seen
+    desk.seen.clear()
+    desk.answer = good
+    desk.run(verbs.commit(desk.core, seq, 4, None))
+    assert desk.seen[0] == first
+    assert (seq.length, seq.page_table.tolist()) == (10, [0, 9])
+
+
+def test_one_that_was_not_executed_changes_nothing(desk: Any, good: Any) -> None:
+    seq = desk.sequence(4, (0,))
+    with pytest.raises(Timeout):
+        desk.run(verbs.extend(desk.core, seq, TOKENS, 0))
+    (first,) = desk.seen
+
+    def answer(request: Any) -> Any:
+        return Failure("timeout", "not executed") if request.id == first.id else good(request)
+
+    desk.answer = answer
+    desk.run(verbs.commit(desk.core, seq, 4, None))
+    assert (seq.length, seq.page_table.tolist(), seq.committed_tokens) == (4, [0], 4)
+
+
+def test_one_that_nobody_remembers_ends_the_sequence(desk: Any, good: Any) -> None:
+    seq = desk.sequence(4, (0,))
+    with pytest.raises(Timeout):
+        desk.run(verbs.extend(desk.core, seq, TOKENS, 0))
+    (first,) = desk.seen
+
+    def answer(request: Any) -> Any:
+        return Failure("bad_request", "too old") if request.id == first.id else good(request)
+
+    desk.answer = answer
+    with pytest.raises(StaleHandle):
+        desk.run(verbs.commit(desk.core, seq, 4, None))
+    desk.run(verbs.free(desk.core, seq, None))
+    assert desk.bodies[-1] == Step(free=[Free(seq.id)])
+
+
+def test_a_late_reply_settles_the_doubt(desk: Any, good: Any) -> None:
+    seq = desk.sequence(4, (0,))
+    with pytest.raises(Timeout):
+        desk.run(verbs.extend(desk.core, seq, TOKENS, 0))
+    (first,) = desk.seen
+    desk.seen.clear()
+    desk.core.receive(first.id, good(first), desk.session)
+    assert (seq.length, seq.page_table.tolist()) == (10, [0, 9])
+    desk.answer = good
+    desk.run(verbs.commit(desk.core, seq, 4, None))
+    assert desk.bodies == [Step(commit=[Commit(seq.id, 4)])]
+
+
+def test_a_free_without_reply_is_sent_again(desk: Any, good: Any) -> None:
+    seq = desk.sequence()
+    with pytest.raises(Timeout):
+        desk.run(verbs.free(desk.core, seq, None))
+    desk.answer = good
+    desk.ship()
+    assert desk.bodies == [Step(free=[Free(seq.id)])] * 2
+
+
+def test_children_of_a_share_without_reply_are_freed(desk: Any, good: Any) -> None:
+    seq = desk.sequence(8, (0, 1, 2), committed_tokens=4)
+    with pytest.raises(Timeout):
+        desk.run(verbs.share(desk.core, ShareItem(seq, None, 3)))
+    (request,) = desk.seen
+    first = request.body.share[0].first_child
+    desk.seen.clear()
+    desk.core.receive(request.id, Stepped(share=[Shared(4, 1)]), desk.session)
+    desk.answer = good
+    desk.ship()
+    assert desk.bodies == [Step(free=[Free(first), Free(first + 1), Free(first + 2)])]
+
+
+def test_ids_of_children_are_nobody_elses(desk: Any, good: Any) -> None:
+    desk.answer = good
+    seq = desk.sequence(8, (0, 1, 2), committed_tokens=4)
+    children = desk.run(verbs.share(desk.core, ShareItem(seq, None, 3)))
+    later = desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    ids = [seq.id, *(child.id for child in children), later.id]
+    assert len(set(ids)) == 5
+
+
+def test_use_after_free(desk: Any, good: Any) -> None:
+    desk.answer = good
+    seq = desk.sequence()
+    desk.run(verbs.free(desk.core, seq, None))
+    desk.bodies.clear()
+    desk.run(verbs.free(desk.core, seq, None))
+    for verb in (
+        verbs.commit(desk.core, seq, 4, None),
+        verbs.extend(desk.core, seq, b"", 1),
+        verbs.share(desk.core, ShareItem(seq, None, 1)),
+        verbs.compact(desk.core, seq),
+        verbs.handoff(desk.core, seq, 1.0, None),
+        verbs.copied(desk.core, seq, None),
+    ):
+        with pytest.raises(StaleHandle):
+            desk.run(verb)
+    assert desk.bodies == []
+    assert not seq.intact()
+
+
+def test_a_lost_session_is_noticed_at_the_next_call(desk: Any) -> None:
+    seq = desk.sequence()
+    desk.answer = lambda request: LOST
+    with pytest.raises(SessionLost):
+        desk.run(verbs.commit(desk.core, seq, 4, None))
+    assert desk.core.session is None
+    with pytest.raises(SessionLost):
+        desk.run(verbs.commit(desk.core, seq, 4, None)) if desk.connect() else None
+
+
+def test_old_sequences_are_lost_with_their_session(desk: Any, good: Any) -> None:
+    old = desk.sequence()
+    desk.core.ended(desk.session)
+    desk.connect()
+    desk.answer = good
+    with pytest.raises(SessionLost):
+        desk.run(verbs.extend(desk.core, old, b"", 1))
+    with pytest.raises(SessionLost):
+        desk.run(verbs.commit(desk.core, old, 1, None))
+    assert desk.bodies == []
+    assert desk.run(verbs.reserve(desk.core, desk.pool, want())).length == 6
+
+
+def test_reserve_and_lookup_go_on_in_the_next_session(desk: Any, good: Any) -> None:
+    """Nothing was executed, and they depend on no session."""
+    old = desk.session
+
+    def answer(request: Any) -> Any:
+        if request.session == old.id:
+            desk.core.ended(old)
+            desk.connect()
+            return LOST
+        return good(request) if isinstance(request.body, Reserve) else LookedUp([4], [0])
+
+    desk.answer = answer
+    desk.seen.append(None)  # so that the next session has another id
+    assert desk.run(verbs.reserve(desk.core, desk.pool, want())).session is desk.session
+    (found,) = desk.run(verbs.lookup(desk.pool, Namespace("m"), [TOKENS]))
+    assert (found.device_tokens, found.host_tokens) == (4, 0)
+
+
+def test_a_daemon_that_ends_every_session(desk: Any) -> None:
+    def answer(request: Any) -> Any:
+        desk.core.ended(desk.session)
+        desk.connect()
+        return LOST
+
+    desk.answer = answer
+    with pytest.raises(SessionLost):
+        desk.run(verbs.reserve(desk.core, desk.pool, want()))
+
+
+def test_no_daemon(desk: Any) -> None:
+    seq = desk.sequence()
+    desk.core.ended(desk.session)
+    for verb in (verbs.reserve(desk.core, desk.pool, want()), verbs.commit(desk.core, seq, 1, None)):
+        with pytest.raises((Unavailable, SessionLost)):
+            desk.run(verb)
+
+
+def test_an_answer_to_another_question(desk: Any) -> None:
+    desk.answer = lambda request: Done()
+    with pytest.raises(VersionMismatch):
+        desk.run(verbs.reserve(desk.core, desk.pool, want()))
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 86401, "1", None, True])
+def test_times_are_seconds_up_to_a_day(value: Any) -> None:
+    with pytest.raises(BadRequest):
+        verbs.seconds("timeout", value)
+
+
+@pytest.mark.parametrize("ticket", [b"short", b"x" * 17, "x" * 16, None])
+def test_tickets_are_16_bytes(desk: Any, ticket: Any) -> None:
+    with pytest.raises(BadRequest):
+        desk.run(verbs.adopt(desk.core, desk.pool, ticket, True))
