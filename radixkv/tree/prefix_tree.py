@@ -235,24 +235,35 @@ class PrefixTree:
     def _merge(self, idle: list[Node]) -> list[Node]:
         """Melt only children into their parents within a chain, leaf to root, that fell idle under one stamp."""
         kept = []
-        child = idle[0]
+        run = [idle[0]]
         for parent in idle[1:]:
-            siblings = parent.children
-            grandchildren = child.children
-            if siblings is None or len(siblings) != 1 or (grandchildren and len(grandchildren) > MERGE_FANOUT):
-                kept.append(child)
-            else:
-                parent.append(child.tokens, child.pages, child.hashes)
-                parent.children = grandchildren
-                for grandchild in (grandchildren or {}).values():
-                    grandchild.parent = parent
-                child.parent = None
-                child.children = None
-                self.nodes -= 1
-                self.merges += 1
-            child = parent
-        kept.append(child)
+            siblings, below = parent.children, run[0].children
+            if siblings is None or len(siblings) != 1 or (below and len(below) > MERGE_FANOUT):
+                kept.append(self._melt(run))
+                run = []
+            run.append(parent)
+        kept.append(self._melt(run))
         return kept
+
+    def _melt(self, run: list[Node]) -> Node:
+        """Make one node of a chain, leaf to root: the top one. Copies each page once, however many nodes there are."""
+        top, lower = run[-1], run[-2::-1]
+        if not lower:
+            return top
+        top.append(
+            b"".join([node.tokens for node in lower]),
+            b"".join([node.pages for node in lower]),
+            b"".join([node.hashes for node in lower]),
+        )
+        top.children = run[0].children
+        for child in (top.children or {}).values():
+            child.parent = top
+        for node in lower:
+            node.parent = None
+            node.children = None
+        self.nodes -= len(lower)
+        self.merges += len(lower)
+        return top
 
 
 def _above(node: Node) -> Node:
