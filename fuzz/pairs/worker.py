@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from radixkv import commands
-from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
-
 from fuzz.model.packing import pack_tokens, unpack_pages
 from fuzz.pairs.engine import FAR, EnginePair
+from radixkv import commands
+from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
 
 NAMESPACE = b"model"
 
@@ -24,8 +23,8 @@ def small_config(pages: int, page_size: int = 4, limits: Limits | None = None, *
     )
 
 
-def small_pair(pages: int, page_size: int = 4, **pool: int) -> EnginePair:
-    return EnginePair(small_config(pages, page_size, **pool))
+def small_pair(pages: int, page_size: int = 4, limits: Limits | None = None, **pool: int) -> EnginePair:
+    return EnginePair(small_config(pages, page_size, limits, **pool))
 
 
 class Held:
@@ -135,3 +134,21 @@ class Worker:
 def counts(pair: EnginePair) -> dict[str, int]:
     """Pages by state, those that are not there left out."""
     return {state: number for state, number in pair.real.snapshot()["pools"]["a"]["pages"].items() if number}
+
+
+def workers(pages: int, count: int, **pool: int) -> tuple[Any, ...]:
+    """A pair with one small pool, and so many workers."""
+    pair = small_pair(pages, **pool)
+    return (pair, *[Worker(pair) for _ in range(count)])
+
+
+def code(reply: Any) -> str:
+    """The code of an error; anything else fails."""
+    assert isinstance(reply, commands.Failure), reply
+    return reply.code
+
+
+def refused_for_pages(reply: Any, need: int, available: int) -> None:
+    """Fails unless the reply is out_of_pages with these numbers."""
+    assert code(reply) == "out_of_pages"
+    assert (reply.details["need"], reply.details["available"]) == (need, available)

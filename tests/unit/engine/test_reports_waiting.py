@@ -1,0 +1,167 @@
+"""Failures that comparable systems have had, as small scenarios: eviction, waiting, floors, and pages in transit.
+
+Every step is also compared with the naive model and recounted (``EnginePair``), so a scenario says only what is special
+about it. Pages have 4 tokens unless a test says otherwise.
+"""
+
+import pytest
+
+from fuzz.model.packing import pack_tokens, unpack_pages
+from fuzz.pairs.worker import NAMESPACE, Worker, code, counts, refused_for_pages, workers
+from radixkv import commands
+
+P = list(range(1, 13))
+"""Three pages."""
+
+
+# -- who has to leave, and who has to wait ---------------------------------------------------------------------------
+
+
+def test_only_what_is_missing_is_evicted():
+    pair, one, two = workers(8, 2)
+    pages = [one.cache([token] * 4)[0] for token in range(5)]
+    taken = two.reserve(range(100, 116)).pages
+    assert counts(pair) == {"cached": 4, "private": 4}
+    assert set(taken) & set(pages) == {pages[0]}
+    assert pair.real.snapshot()["counters"]["evicted_pages"] == 1
+
+
+def test_empty_pages_are_used_before_cached_ones():
+    pair, one = workers(16, 1)
+    one.cache(range(16))
+    for turn in range(4):
+        one.free(one.reserve(range(100 * turn, 100 * turn + 12)))
+        assert one.lookup(range(16)) == 16
+    assert pair.real.snapshot()["counters"]["evicted_pages"] == 0
+
+
+def test_of_pages_let_go_together_the_deepest_leaves_first():
+    _, one = workers(3, 1)
+    for turn in range(100):
+        prompt = [*range(1000 * turn, 1000 * turn + 12)]
+        one.cache(prompt)
+        one.free(one.reserve([5]))
+        assert one.lookup(prompt) == 8
+
+
+def test_nobody_is_let_wait_longer_than_it_asked_for():
+    pair, one, two = workers(4, 2)
+    one.reserve(range(16))
+    assert two.try_reserve([1], wait_s=0.5) is None
+    assert pair.real.next_deadline() == pair.now + 0.5
+    assert pair.tick(0.4).granted == []
+    (late,) = pair.tick(0.1).granted
+    refused_for_pages(late.reply, need=1, available=0)
+    assert late.reply.details["waited_s"] == pytest.approx(0.5)
+    assert pair.real.next_deadline() is None
+
+
+def test_a_wait_ends_with_the_requests_deadline():
+    pair, one, two = workers(4, 2)
+    held = one.reserve(range(16))
+    body = commands.Reserve("a", 1, NAMESPACE, pack_tokens([1]), wait_s=100.0)
+    two.ask(body, deadline=pair.now + 2.0)
+    pair.now += 3.0
+    assert one.step(free=[commands.Free(held.seq)]).free == [None]
+    assert code(two.step(free=[commands.Free(1)]).free[0]) == "stale_handle"
+    assert counts(pair) == {"free": 4}
+
+
+def test_who_holds_pages_is_never_made_to_wait_for_more():
+    pair, one, two, three = workers(4, 3)
+    mine, other = one.reserve(range(8)), two.reserve(range(20, 28))
+    for worker, held in ((one, mine), (two, other)):
+        refused_for_pages(worker.try_extend(held, headroom=12), need=3, available=0)
+    assert three.try_reserve([1], wait_s=5.0) is None
+    one.free(mine)
+    assert len(pair.model.state.sessions[three.session].sequences) == 1
+
+
+def test_a_small_reserve_does_not_overtake_a_large_one_that_waits():
+    pair, one, two, three = workers(4, 3)
+    held = one.reserve(range(12))
+    assert two.try_reserve(range(50, 62), wait_s=9.0) is None
+    assert three.try_reserve([1], wait_s=9.0) is None
+    outcome = pair.do(pair.request(one.session, commands.Step(free=[commands.Free(held.seq)])))
+    assert [(late.session, type(late.reply)) for late in outcome.granted] == [
+        (two.session, commands.Reserved),
+        (three.session, commands.Reserved),
+    ]
+
+
+def test_cancel_death_and_expiry_of_waiting_requests_a_thousand_times():
+    pair, one, two = workers(2, 2)
+    one.reserve(range(8))
+    for turn in range(334):
+        assert two.try_reserve([turn], wait_s=50.0) is None
+        request = pair._next_request[two.session]
+        (late,) = pair.do(pair.request(two.session, commands.Cancel(request))).granted
+        assert (late.request, late.reply.code) == (request, "timeout")
+        three = Worker(pair)
+        assert three.try_reserve([turn], wait_s=50.0) is None
+        pair.do(commands.EndSession(three.session, mapped=True, reason="killed"))
+        pair.do(commands.MappingGone(three.session))
+        assert two.try_reserve([turn], wait_s=0.01) is None
+        assert len(pair.tick(0.01).granted) == 1
+        one.ask(commands.Heartbeat())
+    assert pair.real.snapshot()["queued"] == 0
+    assert pair.real.next_deadline() is None
+    assert counts(pair) == {"private": 2}
+
+
+def test_a_dead_worker_in_the_line_is_passed_over():
+    pair, holder, one, two, three = workers(2, 4)
+    held = holder.reserve(range(8))
+    for worker in (one, two, three):
+        assert worker.try_reserve(range(50, 58), wait_s=50.0) is None
+    pair.do(commands.EndSession(one.session, mapped=True, reason="killed"))
+    two.ask(commands.Bye())
+    holder.free(held)
+    assert len(pair.model.state.sessions[three.session].sequences) == 1
+
+
+def test_everything_in_use_is_said_in_numbers():
+    _pair, *holders = workers(8, 5)
+    for worker in holders[:4]:
+        worker.reserve(range(8))
+    refused_for_pages(holders[4].try_reserve([1]), need=1, available=0)
+    never = holders[4].try_reserve(range(36), wait_s=100.0)
+    refused_for_pages(never, need=9, available=0)
+    assert never.details["never_fits"] is True
+
+
+def test_a_greedy_worker_leaves_the_others_their_floor_and_stays_under_its_cap():
+    pair, greedy, modest = workers(8, 2, session_floor_pages=2, session_cap_pages=6)
+    for turn in range(8):
+        greedy.try_reserve([100 + turn] * 4)
+    assert counts(pair) == {"free": 2, "private": 6}
+    for turn in range(30):
+        refused_for_pages(greedy.try_reserve([turn]), need=1, available=0)
+        modest.free(modest.compute([1, 2, 3, 4, 5, 6, 7, 8], last_page="keep"))
+        assert modest.lookup([1, 2, 3, 4, 5, 6, 7, 8]) == 8
+
+
+def test_decode_may_use_what_is_kept_for_it():
+    pair, one, two = workers(8, 2, decode_reserve_pages=2)
+    held = one.reserve(range(24))
+    refused_for_pages(two.try_reserve([1]), need=1, available=0)
+    assert len(one.extend(held, headroom=8)) == 2
+    assert counts(pair) == {"private": 8}
+
+
+# -- handing over ----------------------------------------------------------------------------------------------------
+
+
+def test_pages_in_transit_are_nobodys_to_take_and_arrive_or_come_back():
+    pair, one, two, three = workers(4, 3)
+    held = one.compute(P[:8])
+    one.ask(commands.Handoff(held.seq, b"a" * 16, 5.0))
+    pair.do(commands.EndSession(one.session, mapped=True, reason="killed"))
+    refused_for_pages(three.try_reserve(range(100, 112)), need=3, available=2)
+    adopted = two.ask(commands.Adopt("a", b"a" * 16, 1))
+    assert unpack_pages(adopted.page_table) == held.pages and adopted.committed_tokens == 8
+    assert code(three.ask(commands.Adopt("a", b"a" * 16, 1))) == "stale_handle"
+    two.ask(commands.Handoff(1, b"b" * 16, 5.0))
+    pair.tick(5.0)
+    assert code(two.ask(commands.Adopt("a", b"b" * 16, 2))) == "stale_handle"
+    assert len(three.reserve(range(100, 116)).pages) == 4
