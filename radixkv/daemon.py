@@ -79,8 +79,9 @@ _LEAVE_NOTHING_PENDING = frozenset((Reserve, Step, Heartbeat, Lookup, Stats))
 """Commands that, answered, give nobody a new deadline: after them the engine is not asked for its next one again."""
 
 _RECENT_COMMANDS = 256
-_RECENT_BYTES = 16 * 1024
-"""Requests larger than this are remembered without their content."""
+_RECENT_BYTES = 2 * 1024
+"""Requests larger than this are remembered without their content: most of it would be cut when it is printed, and to
+hold on to it makes each request touch memory that no cache has (measured: 7 us a request of 8 KiB)."""
 
 _OPEN_FILES = 65_536
 
