@@ -41,6 +41,8 @@ class PagePool:
     def give(self, pages: Sequence[int] | array[int], state: State, event: Event) -> bytes:
         """Pages in ``state`` become free by ``event``. Returns their packed ids."""
         ids = pages if isinstance(pages, array) else array("i", pages)
+        if len(ids) >= _FEW and len(set(ids)) < len(ids):  # fewer are looked at one by one, which finds it
+            raise BrokenInvariant("I3", f"of {len(ids)} pages to give back one is named twice")
         self.move(ids, state, event)
         packed = ids.tobytes()
         self.free.give(packed)
