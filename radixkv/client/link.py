@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 import zmq
 
-from radixkv.client import forks
+from radixkv.client import forks, verbs
 from radixkv.client.connection import ENDED, HANGUP, Connection
 from radixkv.client.core import Core, no_reply
 from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
@@ -217,11 +217,13 @@ class Link:
     def attach_pool(self, pool: PoolState) -> PoolState:
         """Map a pool's memory, unless it is mapped; gives the pool that is mapped.
 
-        Errors: BadRequest (no such pool), Unavailable, SessionLost.
+        An attach connection that waits in vain is over, and with it the session; so the daemon is asked first, in a way
+        that costs nothing, whether it answers at all.
+        Errors: BadRequest (no such pool), Timeout, Unavailable.
         """
         until = self.core.clock() + self.core.timeout
         while True:
-            self.check()
+            self.run(verbs.heartbeat())
             connection = self.connection(until)
             with self._attaching:
                 known = self.pools.get(pool.name)

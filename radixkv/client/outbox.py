@@ -84,7 +84,8 @@ class Outbox:
 
         ``not_before``: the deadline of the request that may still create it.
         """
-        self._dropped.append((session, sequence, not_before))
+        if not session.over:
+            self._dropped.append((session, sequence, not_before))
 
     def cancel(self, session: Session, request: int) -> None:
         self._cancels.append((session, request))

@@ -33,7 +33,9 @@ from radixkv.commands import (
     Adopt,
     Adopted,
     Body,
+    Done,
     Failure,
+    Heartbeat,
     Invalidate,
     Invalidated,
     LookedUp,
@@ -153,6 +155,10 @@ def lookup(pool: PoolState, namespace: Namespace, prompts: Sequence[bytes]) -> V
 
 def invalidate(pool: PoolState, namespace: Namespace) -> Verb[int]:
     return expect((yield from _ask_anyone(Invalidate(pool.name, namespace.canonical))), Invalidated).epoch
+
+
+def heartbeat() -> Verb[None]:
+    expect((yield from _ask_anyone(Heartbeat())), Done)
 
 
 def stats() -> Verb[Snapshot]:

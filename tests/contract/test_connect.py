@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -23,6 +24,18 @@ def test_nobody_is_there(tmp_path: Path) -> None:
     with pytest.raises(radixkv.Unavailable):
         radixkv.connect(f"ipc://{tmp_path}/nobody.sock", timeout=0.2)
     assert 0.1 < time.monotonic() - started < 2
+
+
+def test_connect_waits_for_a_daemon_that_is_just_starting(daemon_factory: Any) -> None:
+    first = daemon_factory()
+    first.kill()
+    got: list[Any] = []
+    waiter = threading.Thread(target=lambda: got.append(radixkv.connect(first.endpoint, timeout=60)))
+    waiter.start()
+    second = daemon_factory(endpoint=first.endpoint)
+    waiter.join(60)
+    with got[0] as client:
+        assert client.stats().boot_id == second.ready["boot_id"]
 
 
 def test_a_socket_where_nobody_listens(tmp_path: Path) -> None:
@@ -106,6 +119,22 @@ def test_timeouts_that_are_none(daemon: Any, timeout: Any) -> None:
         radixkv.connect(daemon.endpoint, timeout=timeout)
 
 
+def test_messages_and_prompts_that_are_too_large(daemon_factory: Any) -> None:
+    daemon = daemon_factory(limits={"message_bytes": 8192, "tokens": 1000})
+    with radixkv.connect(daemon.endpoint, timeout=30) as client:
+        pool = client.pool("default")
+        for tokens in (1001, 5000, 1_000_000):
+            with pytest.raises(radixkv.LimitExceeded):
+                pool.reserve(range(tokens))
+        with pool.reserve([1]) as seq:
+            with pytest.raises(radixkv.LimitExceeded):
+                seq.extend(range(5000))
+            with pytest.raises(radixkv.LimitExceeded):
+                pool.lookup([range(900)] * 20)
+            seq.extend([2], headroom_tokens=4)
+            assert (seq.length, seq.valid()) == (2, True)
+
+
 def test_too_many_sessions(daemon_factory: Any) -> None:
     daemon = daemon_factory(limits={"sessions": 1})
     with radixkv.connect(daemon.endpoint), pytest.raises(radixkv.LimitExceeded):
@@ -154,12 +183,15 @@ def test_clients_leave_no_descriptors_behind(daemon: Any, wait_until: Any) -> No
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    with radixkv.connect(daemon.endpoint) as warm:
-        warm.pool("default").lookup([1])
+    def use() -> None:
+        with radixkv.connect(daemon.endpoint) as client, client.pool("default").reserve([1]) as seq:
+            assert seq.valid()
+
+    use()
+    gc.collect()
     before = descriptors()
     for _ in range(5):
-        with radixkv.connect(daemon.endpoint) as client:
-            client.pool("default").lookup([1])
+        use()
     wait_until(lambda: descriptors() <= before, what="the end of the sockets")
 
 

@@ -16,7 +16,7 @@ import radixkv
 
 @pytest.fixture
 def own_daemon(daemon_factory: Any) -> Any:
-    return daemon_factory(heartbeat_s=0.2)
+    return daemon_factory(pools=[{"name": "default"}, {"name": "other"}], heartbeat_s=0.2)
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def test_a_call_without_reply_is_a_timeout(own_daemon: Any, own: Any) -> None:
     pool = own.pool("default")
     seq = pool.reserve(range(8))
     own_daemon.pause()
-    for call in (own.stats, lambda: pool.reserve([1, 2]), lambda: pool.lookup([1]), lambda: seq.commit(4)):
+    calls = (own.stats, lambda: pool.reserve([1, 2]), lambda: pool.lookup([1]), lambda: seq.commit(4))
+    for call in (*calls, lambda: own.pool("other")):
         started = time.monotonic()
         with pytest.raises(radixkv.Timeout):
             call()
@@ -42,6 +43,7 @@ def test_a_call_without_reply_is_a_timeout(own_daemon: Any, own: Any) -> None:
     with radixkv.connect(own_daemon.endpoint) as patient:
         while patient.stats().pools["default"].sequences > 1:
             pool.lookup([1])  # takes the frees along for what was given up
+    assert own.pool("other").total_pages == 16
     seq.commit(4)
     assert (seq.committed_tokens, seq.valid()) == (4, True)
     seq.free()
@@ -126,7 +128,7 @@ def test_a_killed_daemon(own_daemon: Any, own: Any) -> None:
         pass
 
 
-def test_a_waiting_call_is_told_at_once_that_the_daemon_died(daemon_factory: Any, wait_until: Any) -> None:
+def test_a_waiting_call_does_not_wait_for_a_dead_daemon(daemon_factory: Any, wait_until: Any) -> None:
     daemon = daemon_factory(pools=[{"pages": 2}])
     with radixkv.connect(daemon.endpoint, timeout=2.0) as client:
         pool = client.pool("default")
@@ -146,8 +148,8 @@ def test_a_waiting_call_is_told_at_once_that_the_daemon_died(daemon_factory: Any
         started = time.monotonic()
         waiter.join(30)
         assert isinstance(outcome[0], radixkv.Unavailable | radixkv.Timeout)
+        assert time.monotonic() - started < 20
         del holder
-        assert time.monotonic() - started < 70
 
 
 def test_a_new_daemon_takes_its_place(daemon_factory: Any) -> None:
