@@ -25,7 +25,9 @@ TINY = {"layers": 2, "kv_heads": 1, "head_dim": 8, "dtype": "float32", "page_siz
 """A pool that is easy to count in: 16 pages of 4 tokens."""
 
 _SERVE = """
-import json, sys
+import ctypes, json, sys
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)  # a test run that is killed leaves no daemon behind
 from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
 from radixkv.daemon import serve
 given = json.loads(sys.argv[1])
