@@ -89,6 +89,7 @@ class Pool:
     def _evicted(self, packed: bytes) -> None:
         pages = array("i", packed)
         self.pages.give(pages, State.CACHED, Event.EVICT)
+        self.gained = True  # who waits may have lost a prefix, and with it the hope to fit
         self.counters["evicted_pages"] += len(pages)
         self.writes.append(Retire(self.name, packed))
 
@@ -288,4 +289,3 @@ class Pool:
                 gone += self._trim(node, node.page_count)
         if gone:
             self._evicted(bytes(gone))
-            self.gained = True
