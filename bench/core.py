@@ -1,7 +1,8 @@
 """The real engine with one worker's session, driven without a socket: what ``bench.index`` and ``bench.peers`` time.
 
 Commands go in as the daemon's loop hands them over, replies come out; the descriptor writes that the engine asks for
-are made as records and not stored (``bench.ipc`` measures a whole daemon, with them).
+are made as records and not stored (``bench.ipc`` measures a whole daemon, with them). What is timed gets its commands
+made beforehand (``Core.admission``, ``Core.carry_out``), as the peers get their tokens in the type they like best.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from radixkv.commands import Body, Commit, Free, OpenSession, Reply, Request, Re
 from radixkv.config import Config, KVSpec, Limits, PoolConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.pool import Pool
+from radixkv.types import TOKEN_BYTES
 
 POOL = "bench"
 NAMESPACE = b"bench"
 SPEC = KVSpec(layers=1, kv_heads=1, head_dim=64, dtype="float16", page_size=workload.PAGE_SIZE)
 SESSION = 1
+Admission = tuple[Request, Request, Request]
+"""One request's life as commands: reserve, commit, free."""
+
 NOW = 1.0
 LATER = 1e9
 LIMITS = Limits()
@@ -48,7 +53,7 @@ class Core:
 
     def ask(self, body: Body) -> Reply:
         """One command of the worker, to its end."""
-        reply = self.engine.step(Request(SESSION, self.epoch, self.next_request(), LATER, body), NOW).reply
+        reply = self.engine.step(self.request(body), NOW).reply
         assert reply is not None
         return reply
 
@@ -58,11 +63,39 @@ class Core:
             raise RuntimeError(f"a reserve of the workload should be granted, not answered {reply!r}")
         return reply
 
+    def request(self, body: Body) -> Request:
+        return Request(SESSION, self.epoch, self.next_request(), LATER, body)
+
+    def admission(self, tokens: bytes) -> Admission:
+        """One request's life, to be carried out in the order in which it was made."""
+        seq = self.next_sequence()
+        return (
+            self.request(Reserve(POOL, seq, NAMESPACE, tokens, 0, "keep")),
+            self.request(Step(commit=[Commit(seq, len(tokens) // TOKEN_BYTES)])),
+            self.request(Step(free=[Free(seq)])),
+        )
+
+    def carry_out(self, commands: Admission) -> None:
+        """What an admission costs. That it did what it should is for ``check`` to say, later."""
+        step = self.engine.step
+        for command in commands:
+            step(command, NOW)
+
+    def check(self, committed_before: int, pages: int) -> None:
+        """Nothing was refused, nothing is held, and so many pages have been committed since."""
+        committed = self.pool.counters["committed_pages"] - committed_before
+        refused = self.engine.counters["refused_requests"]
+        if (committed, refused, self.pool.sequences) != (pages, 0, 0):
+            raise RuntimeError(
+                f"{committed} pages committed, not {pages}; {refused} requests refused, "
+                f"{self.pool.sequences} sequences left"
+            )
+
     def admit(self, tokens: bytes) -> int:
         """One request's life: reserve, commit all, free. Returns the tokens that were cached."""
         seq = self.next_sequence()
         cached = self.reserve(seq, tokens).cached_tokens
-        self.ask(Step(commit=[Commit(seq, len(tokens) // 4)]))
+        self.ask(Step(commit=[Commit(seq, len(tokens) // TOKEN_BYTES)]))
         self.ask(Step(free=[Free(seq)]))
         return cached
 

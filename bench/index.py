@@ -105,24 +105,28 @@ def admission_row() -> Row:
     tree = workload.tree()
     core = Core(workload.TREE_POOL_PAGES)
     core.admit_all(tree.admissions())
-    return _admissions("index.admit_4096_us", core, tree.half_cached(), ADMISSIONS)
+    new_pages = (workload.CONVERSATION_TOKENS - workload.W3_CACHED_TOKENS) // workload.PAGE_SIZE
+    return _admissions("index.admit_4096_us", core, islice(tree.half_cached(), WARM + ADMISSIONS), new_pages)
 
 
 def churn_row(name: str, work: workload.Churn, count: int) -> Row:
     """W4, W4b: the same into a full pool, where each admission evicts what it needs."""
     core = churning(work)
     evicted = core.pool.counters["evicted_pages"]
-    made = _admissions(name, core, islice(workload.stream(work), work.fill, None), count)
+    requests = islice(workload.stream(work), work.fill, work.fill + WARM + count)
+    made = _admissions(name, core, requests, work.new_pages)
     if core.pool.counters["evicted_pages"] - evicted < count * work.new_pages:
         raise RuntimeError("every admission into a full pool should evict")
     return made
 
 
-def _admissions(name: str, core: Core, requests: Iterator[workload.Tokens], count: int) -> Row:
-    packed = [tokens.tobytes() for tokens in islice(requests, WARM + count)]
+def _admissions(name: str, core: Core, sequences: Iterator[workload.Tokens], new_pages: int) -> Row:
+    admissions = [core.admission(tokens.tobytes()) for tokens in sequences]
+    committed = core.pool.counters["committed_pages"]
     with quiet():
-        time_each(core.admit, packed[:WARM])
-        measured = time_each(core.admit, packed[WARM:])
+        time_each(core.carry_out, admissions[:WARM])
+        measured = time_each(core.carry_out, admissions[WARM:])
+    core.check(committed, len(admissions) * new_pages)
     return row(name, "us", summarize(measured).scaled(1e-3))
 
 

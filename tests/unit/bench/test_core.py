@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench import scale, workload
 from bench.core import NAMESPACE, Core
 from radixkv.engine import invariants
@@ -15,6 +17,30 @@ def test_an_admission_is_cached_afterwards_and_holds_nothing() -> None:
     assert core.admit(tokens) == 255, "last_page=keep leaves one token to compute"
     assert core.pool.tree.idle_pages == core.pool.tree.cached_pages == 16
     assert core.pool.sequences == 0
+
+
+def test_commands_made_beforehand_do_the_same_as_those_made_on_the_way() -> None:
+    made, asked = Core(64), Core(64)
+    sequences = [workload.fresh(workload.generator(seed), 256).tobytes() for seed in (1, 2, 1, 3, 4, 5)]
+    admissions = [made.admission(tokens) for tokens in sequences]
+    for commands, tokens in zip(admissions, sequences, strict=True):
+        made.carry_out(commands)
+        asked.admit(tokens)
+    invariants.check(made.engine)
+    assert shape(made) == shape(asked)
+    assert made.pool.counters == asked.pool.counters
+    made.check(0, 5 * 16)
+
+
+def test_work_that_was_refused_or_not_done_is_no_figure() -> None:
+    core = Core(8)
+    core.carry_out(core.admission(bytes(4 * 16 * 9)))
+    with pytest.raises(RuntimeError, match="0 pages committed, not 9; 1 requests refused, 0 sequences left"):
+        core.check(0, 9)
+    core = Core(8)
+    core.ask(core.admission(bytes(64))[0].body)
+    with pytest.raises(RuntimeError, match="0 requests refused, 1 sequences left"):
+        core.check(0, 0)
 
 
 def test_forks_cut_the_path_of_the_real_tree() -> None:
