@@ -2,8 +2,8 @@
 
 Needs the standard library alone (radixkv's own worker runs in the environment of this command). Environments that are
 missing are made first, which downloads about 1 GB once. Then every worker builds its state and stays; in each round
-each does a slice of each work, so that whatever else the machine does hits all alike. Exit 1 unless all ran and radixkv
-was faster than each of them.
+each does a slice of each work, so that whatever else the machine does hits all alike. Each pair of peer and work has
+its verdict. Exit 1 unless all ran and radixkv was faster than each of them at everything.
 """
 
 from __future__ import annotations
@@ -96,36 +96,63 @@ def measure(workers: Sequence[Worker], rounds: int) -> None:
 
 
 def rows(workers: Sequence[Worker]) -> list[Row]:
-    """A row a peer and work: its median beside ours; ``bar`` for ours is the fastest peer's median."""
+    """Each one's median; and for each peer how much of its time radixkv takes, which should be less than all.
+
+    The latter is of all rounds; its p50 and p99 are the median and the least favourable round.
+    """
     made = []
-    ours = next((worker for worker in workers if worker.peer.name == OURS), None)
     for work in SLICES:
-        fastest = min((w.summary(work).p50 for w in workers if w is not ours), default=None)
         for worker in workers:
             found = worker.summary(work)
-            name = f"peers.{work}.{worker.peer.name.replace(' ', '_')}"
-            bar = fastest if worker is ours else None
-            reference = 0.0 if ours is None or worker is ours else ours.summary(work).p50
-            made.append(Row(name, found.p50, "us", reference, bar, found.n, found.p50, found.p99))
+            made.append(Row(_row_name(work, worker), found.p50, "us", 0.0, None, found.n, found.p50, found.p99))
+    ours, others = _apart(workers)
+    if ours is None:
+        return made
+    for work in SLICES:
+        for worker in others:
+            theirs, ratios = worker.summary(work).p50, sorted(_ratios(work, ours, worker))
+            name = f"{_row_name(work, ours)}_over_{worker.peer.slug}"
+            value = ours.summary(work).p50 / theirs
+            made.append(Row(name, value, "x", theirs, 1.0, len(ratios), summarize(ratios).p50, ratios[-1]))
     return made
 
 
+def _row_name(work: str, worker: Worker) -> str:
+    return f"peers.{work}.{worker.peer.slug}"
+
+
+def _apart(workers: Sequence[Worker]) -> tuple[Worker | None, list[Worker]]:
+    others = [worker for worker in workers if worker.peer.name != OURS]
+    return next((worker for worker in workers if worker.peer.name == OURS), None), others
+
+
+def _ratios(work: str, ours: Worker, theirs: Worker) -> list[float]:
+    """radixkv's median by the other's, a round each."""
+    return [a / b for a, b in zip(ours.medians(work), theirs.medians(work), strict=True)]
+
+
 def table(workers: Sequence[Worker]) -> str:
-    """Medians in us; in brackets how often ours fits into it: over all, and in the worst round."""
-    ours = next((worker for worker in workers if worker.peer.name == OURS), None)
-    lines = ["us an admission, median (times radixkv's: all rounds, least favourable round)", ""]
-    lines.append(f"{'peer':26s}" + "".join(f"{work:>27s}" for work in SLICES))
+    """Medians in us; in brackets how many times radixkv's that is: over all rounds, and in the least favourable one."""
+    ours, _ = _apart(workers)
+    lines = [
+        "us an admission, median (times radixkv's: all rounds, least favourable round; LOST: radixkv is slower)",
+        "",
+    ]
+    lines.append(f"{'':22s}" + "".join(f"{work:>30s}" for work in SLICES))
     for worker in workers:
-        cells = ""
-        for work in SLICES:
-            median = worker.summary(work).p50
-            cell = f"{median:,.1f}"
-            if ours is not None and worker is not ours:
-                ratios = [a / b for a, b in zip(worker.medians(work), ours.medians(work), strict=True)]
-                cell += f" ({median / ours.summary(work).p50:.1f}x, {min(ratios):.1f}x)"
-            cells += f"{cell:>27s}"
-        lines.append(f"{worker.peer.name + ' ' + worker.version:26s}{cells}")
+        cells = "".join(f"{_cell(work, ours, worker):>30s}" for work in SLICES)
+        lines.append(f"{worker.peer.name + ' ' + worker.version:22s}{cells}")
+    lines += ["", "timed:", *(f"  {worker.peer.name:14s}{worker.peer.timed}" for worker in workers)]
     return "\n".join(lines)
+
+
+def _cell(work: str, ours: Worker | None, worker: Worker) -> str:
+    median = worker.summary(work).p50
+    if ours is None or worker is ours:
+        return f"{median:,.1f}"
+    times = median / ours.summary(work).p50
+    lost = " LOST" if times < 1 else ""
+    return f"{median:,.1f} ({times:.1f}x, {1 / max(_ratios(work, ours, worker)):.1f}x){lost}"
 
 
 def run(peers: Sequence[Peer], rounds: int, as_json: bool) -> bool:

@@ -72,12 +72,20 @@ DYNAMO = Environment(".venv-dynamo", (("ai-dynamo-runtime==1.6.1", "numpy", "xxh
 
 @dataclass(frozen=True)
 class Peer:
-    """One way to run a peer. ``environment`` None: radixkv itself, in the environment that runs this."""
+    """One way to run a peer. ``environment`` None: radixkv itself, in the environment that runs this.
+
+    ``timed``: what of an admission is between the clock's two readings, for whoever reads the table.
+    """
 
     name: str
     environment: Environment | None
     module: str
+    timed: str
     arguments: tuple[str, ...] = ()
+
+    @property
+    def slug(self) -> str:
+        return self.name.replace(" ", "_")
 
     def command(self) -> list[str]:
         python = sys.executable if self.environment is None else str(self.environment.python)
@@ -86,10 +94,11 @@ class Peer:
 
 OURS = "radixkv"
 PEERS = (
-    Peer(OURS, None, "run_radixkv"),
-    Peer("sglang rust", SGLANG, "run_sglang", ("rust",)),
-    Peer("sglang radix", SGLANG, "run_sglang", ("radix",)),
-    Peer("vllm sha256", VLLM, "run_vllm", ("sha256",)),
-    Peer("vllm xxhash", VLLM, "run_vllm", ("xxhash",)),
-    Peer("dynamo", DYNAMO, "run_dynamo"),
+    Peer(OURS, None, "run_radixkv", "reserve, commit, free as ready-made commands; all of the engine, sessions too"),
+    Peer("sglang rust", SGLANG, "run_sglang", "match, lock, evict, allocate, insert, unlock; Rust tree", ("rust",)),
+    Peer("sglang radix", SGLANG, "run_sglang", "the same; RadixCache in Python", ("radix",)),
+    Peer("vllm sha256", VLLM, "run_vllm", "hash the blocks, find, allocate (evicts), free; its default", ("sha256",)),
+    Peer("vllm xxhash", VLLM, "run_vllm", "the same with its fastest hash", ("xxhash",)),
+    Peer("dynamo index", DYNAMO, "run_dynamo", "the index alone; no pages, holders, order of eviction", ("index",)),
+    Peer("dynamo fed", DYNAMO, "run_dynamo", "with its worker's part: hash chain, JSON, the oldest goes", ("fed",)),
 )

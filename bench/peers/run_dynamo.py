@@ -1,13 +1,19 @@
 """NVIDIA Dynamo 1.6.1: RadixTree of its router, in Rust. It indexes what workers report: no pages, no counts, no LRU.
 
-An admission is the hashes of the prompt's blocks, find_matches, and the events that tell what the worker stored and
-(W4, W4b) dropped. The worker's own part (its block hashes, the event's JSON, the choice of what to drop: the oldest
-sequence) is made beforehand and costs it nothing here. Tokens are lists of int.
+``index``: an admission is the hashes of the prompt's blocks, find_matches, and the events that tell what the worker
+stored and (W4, W4b) dropped. What the worker does for that (the chain of its block hashes, the events' JSON, the choice
+of what to drop) is made beforehand and costs nothing here.
+
+``fed``: the same with that part inside the admission, since an index that nobody feeds does not admit anything: a chain
+of xxh3 hashes, json.dumps, and the oldest sequence goes. Still no pages, holders or order of use.
+
+Tokens are lists of int; for the worker's hashes also packed.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import deque
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -26,15 +32,28 @@ WORKER = 1
 EVENT_IDS = count(1)
 
 
-class Admission(NamedTuple):
+class Prompt(NamedTuple):
+    """In the types that the index and the worker's hashes like best."""
+
+    tokens: list[int]
+    packed: bytes
+
+
+class Reported(NamedTuple):
+    """A prompt with what its worker has to say about it."""
+
     tokens: list[int]
     stored: bytes
     removed: bytes | None
 
 
-def block_hashes(tokens: workload.Tokens) -> list[int]:
+def convert(tokens: workload.Tokens) -> Prompt:
+    return Prompt(tokens.tolist(), tokens.tobytes())
+
+
+def block_hashes(packed: bytes) -> list[int]:
     """What a worker would call its blocks: a chain of 64-bit hashes."""
-    packed, parent, hashes = tokens.tobytes(), b"", []
+    parent, hashes = b"", []
     for start in range(0, len(packed), PAGE_TOKEN_BYTES):
         digest = xxhash.xxh3_64_intdigest(parent + packed[start : start + PAGE_TOKEN_BYTES])
         hashes.append(digest)
@@ -42,12 +61,14 @@ def block_hashes(tokens: workload.Tokens) -> list[int]:
     return hashes
 
 
-def stored(tokens: list[int], blocks: list[int], known: int) -> bytes:
+def stored(blocks: list[int], of_tokens: list[int], known: int) -> bytes:
     """The event of a worker that has stored the blocks after the first ``known``."""
-    pairs = zip(blocks[known:], compute_block_hash_for_seq(tokens, PAGE)[known:], strict=True)
     content = {
         "parent_hash": blocks[known - 1] if known else None,
-        "blocks": [{"block_hash": block, "tokens_hash": of_tokens} for block, of_tokens in pairs],
+        "blocks": [
+            {"block_hash": block, "tokens_hash": tokens_hash}
+            for block, tokens_hash in zip(blocks[known:], of_tokens[known:], strict=True)
+        ],
     }
     return _event({"stored": content})
 
@@ -61,68 +82,80 @@ def _event(data: dict[str, object]) -> bytes:
 
 
 class Index:
-    def __init__(self) -> None:
+    """The tree and its worker's memory. ``room``: sequences beyond their prompts that fit the worker's pool."""
+
+    def __init__(self, prompt_pages: int, room: int | None) -> None:
         self._tree = RadixTree()
+        self._prompt_pages = prompt_pages
+        self._room = room
+        self._held: deque[list[int]] = deque()
 
     def cached_pages(self, tokens: list[int]) -> int:
         return max(self._tree.find_matches(compute_block_hash_for_seq(tokens, PAGE)).scores.values(), default=0)
 
-    def apply(self, event: bytes) -> None:
-        self._tree.apply_event(WORKER, event)
-
-    def admit(self, admission: Admission) -> None:
+    def admit_reported(self, reported: Reported) -> None:
         tree = self._tree
-        _ = tree.find_matches(compute_block_hash_for_seq(admission.tokens, PAGE)).scores
-        if admission.removed is not None:
-            tree.apply_event(WORKER, admission.removed)
-        tree.apply_event(WORKER, admission.stored)
+        _ = tree.find_matches(compute_block_hash_for_seq(reported.tokens, PAGE)).scores
+        if reported.removed is not None:
+            tree.apply_event(WORKER, reported.removed)
+        tree.apply_event(WORKER, reported.stored)
+
+    def admit(self, prompt: Prompt) -> None:
+        """As a worker and its index do it together. Each new sequence takes the place of the oldest one."""
+        tree = self._tree
+        of_tokens = compute_block_hash_for_seq(prompt.tokens, PAGE)
+        known = max(tree.find_matches(of_tokens).scores.values(), default=0)
+        blocks = block_hashes(prompt.packed)
+        if len(self._held) == self._room:
+            tree.apply_event(WORKER, removed(self._held.popleft()))
+        tree.apply_event(WORKER, stored(blocks, of_tokens, known))
+        self._held.append(blocks[self._prompt_pages :])
+
+    def report(self, prompt: Prompt, known: int) -> Reported:
+        """What ``admit`` would tell the tree, made beforehand; ``known``: pages that will be cached by then."""
+        blocks = block_hashes(prompt.packed)
+        dropped = removed(self._held.popleft()) if len(self._held) == self._room else None
+        self._held.append(blocks[self._prompt_pages :])
+        return Reported(prompt.tokens, stored(blocks, compute_block_hash_for_seq(prompt.tokens, PAGE), known), dropped)
 
 
-def build_tree() -> Work:
-    tree, index = workload.tree(), Index()
-    prompt_pages = workload.SYSTEM_TOKENS // PAGE
-    seen: set[bytes] = set()
+def build_tree(fed: bool) -> Work:
+    tree = workload.tree()
+    index = Index(workload.SYSTEM_TOKENS // PAGE, None)
     for tokens in tree.conversations + tree.long:
-        prompt = tokens[: workload.SYSTEM_TOKENS].tobytes()
-        index.apply(stored(tokens.tolist(), block_hashes(tokens), prompt_pages if prompt in seen else 0))
-        seen.add(prompt)
+        index.admit(convert(tokens))
     if index.cached_pages(tree.long[0].tolist()) != workload.LONG_TOKENS // PAGE:
         raise RuntimeError("a sequence that was reported should be found")
+    prompts = map(convert, tree.half_cached())
+    if fed:
+        return Work(index.admit, prompts)
     known = workload.W3_CACHED_TOKENS // PAGE
-
-    def requests() -> Iterator[Admission]:
-        for tokens in tree.half_cached():
-            as_list = tokens.tolist()
-            yield Admission(as_list, stored(as_list, block_hashes(tokens), known), None)
-
-    return Work(index.admit, requests())
+    return Work(index.admit_reported, (index.report(prompt, known) for prompt in prompts))
 
 
-def admissions(work: workload.Churn) -> Iterator[Admission]:
-    """Each new sequence takes the place of the oldest one, as soon as the pool would be full."""
+def churn(work: workload.Churn, fed: bool) -> Work:
     prompt_pages = work.shared_tokens // PAGE
     room = (work.pool_pages - work.prompts * prompt_pages) // work.new_pages
-    seen: set[bytes] = set()
-    cached: deque[list[int]] = deque()
-    for tokens in workload.stream(work):
-        blocks, as_list = block_hashes(tokens), tokens.tolist()
-        prompt = tokens[: work.shared_tokens].tobytes()
-        event = stored(as_list, blocks, prompt_pages if prompt in seen else 0)
-        seen.add(prompt)
-        dropped = removed(cached.popleft()) if len(cached) == room else None
-        cached.append(blocks[prompt_pages:])
-        yield Admission(as_list, event, dropped)
-
-
-def churn(work: workload.Churn) -> Work:
-    index, requests = Index(), admissions(work)
+    index = Index(prompt_pages, room)
+    prompts = map(convert, workload.stream(work))
     for _ in range(work.fill):
-        index.admit(next(requests))
-    return Work(index.admit, requests)
+        index.admit(next(prompts))
+    if index.cached_pages(next(prompts).tokens) != prompt_pages:
+        raise RuntimeError("of a new prompt just the shared part should be cached")
+    if fed:
+        return Work(index.admit, prompts)
+    return Work(index.admit_reported, _reports(index, prompts, prompt_pages))
+
+
+def _reports(index: Index, prompts: Iterator[Prompt], known: int) -> Iterator[Reported]:
+    """All shared prompts are cached by now."""
+    for prompt in prompts:
+        yield index.report(prompt, known)
 
 
 def build() -> dict[str, Work]:
-    return {"W3": build_tree(), "W4": churn(workload.W4), "W4b": churn(workload.W4B)}
+    fed = sys.argv[1] == "fed"
+    return {"W3": build_tree(fed), "W4": churn(workload.W4, fed), "W4b": churn(workload.W4B, fed)}
 
 
 if __name__ == "__main__":
