@@ -39,8 +39,8 @@ class Pool:
         self.waiting = WaitingLine()
         self.floors_missing = 0
         """Pages that are missing to the sessions' floors, over all open sessions."""
-        self.retired: deque[tuple[Node, bool]] = deque()
-        """Nodes of invalidated trees to be looked at; True: its children have been."""
+        self.retired: deque[tuple[Node, list[Node] | None]] = deque()
+        """Nodes of invalidated trees to be looked at, each with its children that still are (None: all)."""
         self.copying: dict[int, list[Sequence]] = {}
         """Private pages that are the source of other sequences' copy_rows."""
         self.stamp = 0
@@ -134,7 +134,7 @@ class Pool:
         packed = bytes(nodes[0].pages) if len(nodes) == 1 else b"".join([node.pages for node in nodes])
         self.writes.append(Stamp(self.name, packed, self.stamp))
         if retired:
-            self.retired.extend((node, False) for node in nodes)
+            self.retired.extend((node, None) for node in nodes)
 
     def unpin(self, node: Node) -> None:
         idle, root = self.tree.unpin(node, self.next_stamp())
@@ -272,7 +272,7 @@ class Pool:
 
     def invalidate(self, namespace: Namespace) -> None:
         old = self.namespaces.renew(namespace)
-        self.retired.append((old, False))
+        self.retired.append((old, None))
         self.gained = True
         self.writes.append(NamespaceRecord(self.name, namespace.id, namespace.root.epoch, namespace.canonical))
 
@@ -281,10 +281,13 @@ class Pool:
         gone = bytearray()
         while self.retired and budget > 0:
             budget -= 1
-            node, descended = self.retired.pop()
-            if node.children and not descended:
-                self.retired.append((node, True))
-                self.retired.extend((child, False) for child in node.children.values())
+            node, below = self.retired.pop()
+            if below is None:
+                below = list(node.children.values()) if node.children else []
+            if below:
+                child = below.pop()
+                self.retired.append((node, below))
+                self.retired.append((child, None))
             elif node.parent is not None and node.holders == 0 and not node.children:
                 gone += self._trim(node, node.page_count)
         if gone:
