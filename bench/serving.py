@@ -27,20 +27,23 @@ class Serving:
 
 @contextmanager
 def serving(flags: Sequence[str] = ()) -> Iterator[Serving]:
-    """``radixkv serve`` with these flags. It is asked to drain at the end and must end by itself."""
-    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:
+    """``radixkv serve`` with these flags. It is asked to drain at the end. Errors: RuntimeError with its log, if it
+    does not get ready or does not end well."""
+    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, Path(folder, "log").open("w+") as log:
         endpoint = f"ipc://{Path(folder, 'radixkv.sock')}"
         command = [sys.executable, "-m", "radixkv", "serve", "--endpoint", endpoint, *flags]
         begin = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             start_s = time.monotonic() - begin
-            if not line:
-                raise RuntimeError(f"the daemon ended with {process.wait()} before it was ready")
-            ready = json.loads(line)
-            yield Serving(ready["endpoint"], ready["pid"], start_s)
+            if line:
+                ready = json.loads(line)
+                yield Serving(ready["endpoint"], ready["pid"], start_s)
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            status = process.wait(timeout=30)
+        if status or not line:
+            log.seek(0)
+            raise RuntimeError(f"the daemon ended with {status}:\n{log.read()}")
