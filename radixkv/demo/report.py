@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -83,27 +84,21 @@ def show(result: Result, console: Console) -> None:
 
 
 def _answers(answers: list[Answer]) -> Table:
-    table = Table(title="Different questions about the same document")
-    for heading in (
-        "request",
-        "worker",
-        "prompt\ntokens",
-        "cached\ntokens",
-        "first token\nwith cache",
-        "without\ncache",
-    ):
-        table.add_column(heading, justify="right")
-    table.add_column("output")
+    caption = "with, without: seconds to the first token with the cache and without it; equal: the outputs of both"
+    table = Table(title="Different questions about the same document", caption=caption, box=box.SIMPLE_HEAD)
+    for heading in ("request", "worker", "prompt\ntokens", "cached\ntokens", "with", "without"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("output", ratio=1)
     table.add_column("equal")
     for answer in answers:
         done = answer.done
         table.add_row(
             answer.id,
-            f"{answer.worker} (pid {answer.pid})",
+            str(answer.worker),
             f"{len(answer.prompt):,}",
             f"{done['cached_tokens']:,}",
-            f"{done['ttft_s']:.2f} s",
-            f"{answer.reference['ttft_s']:.2f} s",
+            f"{done['ttft_s']:.2f}",
+            f"{answer.reference['ttft_s']:.2f}",
             done["output"].strip(),
             "yes" if answer.equal else "NO",
         )
@@ -112,7 +107,9 @@ def _answers(answers: list[Answer]) -> Table:
 
 def _pages(counts: list[PageCount]) -> Table:
     states = [state for state in counts[-1].states if any(count.states.get(state) for count in counts)]
-    table = Table(title=f"Pages of the pool ({counts[-1].total} in all), as the daemon counts them")
+    table = Table(
+        title=f"Pages of the pool ({counts[-1].total} in all), as the daemon counts them", box=box.SIMPLE_HEAD
+    )
     table.add_column("when")
     for state in states:
         table.add_column(state, justify="right")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -32,6 +33,9 @@ from radixkv.demo.progress import Display
 from radixkv.demo.verdict import Answer, PageCount
 
 POOL = "default"
+TEMPORARY_PATH_MAX = 60
+PLAIN_WIDTH = 108
+"""Columns of a table that goes into a file or a pipe."""
 RETURN_TIMEOUT_S = 5.0
 """A killed worker's pages must be back within this time."""
 
@@ -54,13 +58,15 @@ def run_demo(load: Callable[[], Task], as_json: bool) -> int:
         for fault in result.faults:
             errors.print(fault, markup=False)
     else:
-        report.show(result, Console())
+        report.show(result, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     return 0 if not result.faults else 1
 
 
 def _run(task: Task, console: Console) -> report.Result:
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="radixkv-demo-")))
+        # SIGTERM ends the demo as Ctrl-C does: through the clean-up below.
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminated))
+        folder = Path(stack.enter_context(_folder()))
         display = stack.enter_context(Display(console))
         daemon = DaemonProcess(folder)
         stack.callback(daemon.kill)
@@ -75,6 +81,16 @@ def _run(task: Task, console: Console) -> report.Result:
         scenario.count("at the end")
         client.close()
         return scenario.result(str(daemon.ready["boot_id"]), daemon.end())
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for sockets and logs. A socket's path may have 107 characters, which a long $TMPDIR would exceed."""
+    fits = len(tempfile.gettempdir()) <= TEMPORARY_PATH_MAX
+    return tempfile.TemporaryDirectory(prefix="radixkv-demo-", dir=None if fits else "/tmp")  # noqa: S108 - mode 0700
+
+
+def _terminated(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 class _Scenario:
@@ -148,7 +164,8 @@ class _Scenario:
             self._finished.append(job.prompt)
 
     def _kill_amid(self, name: str, worker: WorkerProcess) -> None:
-        job = Job(worker, self._order(name), kill_after=KILL_AFTER_TOKENS)
+        # Endless, since a short answer could be over before its worker is killed.
+        job = Job(worker, self._order(name, endless=True), kill_after=KILL_AFTER_TOKENS)
         held: list[PageCount] = []
 
         def look(job: Job, event: dict[str, Any]) -> None:
@@ -189,8 +206,8 @@ class _Scenario:
 
         self._crew.work(list(jobs.values()), on_event)
 
-    def _order(self, name: str) -> dict[str, Any]:
-        return {"ask": name, "question": self._question(name)}
+    def _order(self, name: str, *, endless: bool = False) -> dict[str, Any]:
+        return {"ask": name, "question": self._question(name), "endless": endless}
 
     def _question(self, name: str) -> str:
         return self._task.questions[int(name) - 1]

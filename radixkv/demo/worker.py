@@ -2,8 +2,8 @@
 
 It reads one JSON object a line from stdin and writes one a line to stdout::
 
-    {"ask": id, "question": text}        -> start, prefill..., token..., done    through the shared pages
-    {"reference": id, "question": text}  -> start, prefill..., token..., done    Transformers' own cache, no radixkv
+    {"ask": id, "question": text, "endless": bool}  -> start, prefill..., token..., done    through the shared pages
+    {"reference": id, "question": text}             -> the same                  Transformers' own cache, no radixkv
 
 or ``refused`` in place of what cannot be done. Started as ``python -m radixkv.demo.worker`` with a first line
 {"endpoint", "document", "max_new_tokens"}; its end of input is its end.
@@ -63,13 +63,14 @@ class Worker:
             raise TooLong(f"the prompt has {len(tokens)} tokens, this model takes at most {longest}")
         return tokens
 
-    def ask(self, request: str, question: str) -> None:
-        """Answer through the shared pages."""
+    def ask(self, request: str, question: str, endless: bool) -> None:
+        """Answer through the shared pages. endless: go on after the end of the text, to the last token allowed."""
         tokens = self.prompt(question)
         say(event="start", id=request, prompt=tokens)
         answer = self.paged.greedy(
             tokens,
             self.max_new_tokens,
+            stop=() if endless else self.stop,
             on_token=lambda token: self._token(request, token),
             on_prefill=lambda done, total: say(event="prefill", id=request, done=done, total=total),
         )
@@ -127,7 +128,7 @@ def main() -> int:
             order = json.loads(line)
             try:
                 if "ask" in order:
-                    worker.ask(order["ask"], order["question"])
+                    worker.ask(order["ask"], order["question"], order["endless"])
                 else:
                     worker.reference(order["reference"], order["question"])
             except (TooLong, radixkv.OutOfPages) as error:

@@ -50,7 +50,7 @@ class PagedModel:
     Raises ValueError when the pool's KV spec is not the model's, and for models whose attention pages do not know.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords with defaults
         self,
         model: Any,
         pool: Any = None,

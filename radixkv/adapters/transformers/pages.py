@@ -84,7 +84,9 @@ class SharedPages:
         return table
 
     def views(self, layer: int) -> LayerViews:
-        return self._pool.keys(layer), self._pool.values(layer)
+        # The memory the sequence was reserved in: after a restart the pool's own views are of the next daemon's arena.
+        memory = self._seq.memory
+        return memory.keys(layer), memory.values(layer)
 
     def publish(self, tokens: Tokens[int], written: int, headroom: int) -> None:
         """Does nothing unless a page has become complete since the last time.

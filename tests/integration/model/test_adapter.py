@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,6 +20,7 @@ from radixkv.adapters.transformers.pages import LocalPages
 from radixkv.config import KVSpec
 
 PAGE = 4
+TINY_POOL = {"layers": 3, "kv_heads": 2, "head_dim": 8, "page_size": PAGE, "pages": 64}
 NAMESPACE = radixkv.Namespace("tiny")
 SPEC = KVSpec(layers=3, kv_heads=2, head_dim=8, dtype="float32", page_size=PAGE)
 
@@ -232,13 +238,13 @@ def test_a_new_daemon_is_used_again_and_the_output_is_the_same(
 ) -> None:
     """The pages are lost with the old daemon; everything so far is reserved and computed again in the new one."""
     tokens = prompt_of(22)
-    old = daemon_factory(pools=[TINY])
+    old = daemon_factory(pools=[TINY_POOL])
     with radixkv.connect(old.endpoint, timeout=5.0) as client:
         paged = PagedModel(llama, client.pool(), NAMESPACE)
 
         def restart() -> None:
             old.kill()
-            daemon_factory(pools=[TINY], endpoint=old.endpoint)
+            daemon_factory(pools=[TINY_POOL], endpoint=old.endpoint)
 
         answer = interrupted(paged, tokens, 20, 5, restart)
         assert answer.tokens == plain_greedy(llama, tokens, 20)
@@ -248,32 +254,57 @@ def test_a_new_daemon_is_used_again_and_the_output_is_the_same(
         assert held(client) == NOTHING
 
 
-TINY = {"layers": 3, "kv_heads": 2, "head_dim": 8, "page_size": PAGE, "pages": 64}
+STOPPED_WORKER = """
+import json, os, signal, sys
+from transformers import LlamaForCausalLM
+import radixkv
+from radixkv.adapters.transformers import PagedModel
+
+endpoint, folder, tokens = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+said = []
+
+def on_token(token):
+    said.append(token)
+    if len(said) == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+with radixkv.connect(endpoint) as client:
+    paged = PagedModel(LlamaForCausalLM.from_pretrained(folder), client.pool(), radixkv.Namespace("tiny"))
+    paged.greedy(tokens, 1)
+    answer = paged.greedy(tokens, 8, on_token=on_token)
+    print(json.dumps([answer.tokens, answer.cached_tokens, answer.recoveries, answer.shared]))
+"""
 
 
-def test_pages_taken_while_computing_are_noticed_before_a_token_leaves(
-    llama: Any, daemon_factory: Any, wait_until: Any
+def test_pages_taken_while_it_was_stopped_are_noticed_before_a_token_leaves(
+    llama: Any, daemon_factory: Any, tmp_path: Any
 ) -> None:
-    """A worker that was stopped past its lease: another one takes its pages. What it computed from them is not used."""
-    daemon = daemon_factory(pools=[{**TINY, "pages": 8}], lease_s=0.3, heartbeat_s=0.1)
+    """A worker is stopped past its lease and its shared pages are given to another, who writes something else there."""
+    daemon = daemon_factory(pools=[{**TINY_POOL, "pages": 12}], lease_s=0.3, heartbeat_s=0.1)
     tokens = prompt_of(14)
     expected = plain_greedy(llama, tokens, 8)
-    with radixkv.connect(daemon.endpoint) as client, radixkv.connect(daemon.endpoint) as thief:
-        paged = PagedModel(llama, client.pool(), NAMESPACE)
-        other = thief.pool()
-        taken: list[Any] = []
-
-        def steal() -> None:
-            # Ending the session is what the daemon does to a lapsed one; then all its pages are another's.
-            client.close()
-            taken.append(other.reserve(prompt_of(32, seed=9), timeout=5.0))
+    llama.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", STOPPED_WORKER, daemon.endpoint, str(tmp_path), json.dumps(tokens)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker,
+        radixkv.connect(daemon.endpoint) as client,
+    ):
+        try:
+            stopped = os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            assert stopped is not None
+            assert stopped.si_code == os.CLD_STOPPED
+            pool = client.pool()
+            thief = pool.reserve(prompt_of(36, seed=9), timeout=20.0)
             for layer in range(3):
-                other.keys(layer).fill_(5.0)
-
-        answer = interrupted(paged, tokens, 8, 3, steal)
-        assert answer.tokens == expected
-        assert answer.recoveries == 1
-        taken[0].free()
+                for memory in (pool.keys(layer), pool.values(layer)):
+                    memory[torch.from_numpy(thief.page_table.copy()).long()] = 5.0
+            thief.free()
+            os.kill(worker.pid, signal.SIGCONT)
+            output, _ = worker.communicate(timeout=120)
+        finally:
+            worker.kill()
+    assert worker.returncode == 0
+    assert json.loads(output) == [expected, 12, 1, True]
 
 
 def test_without_a_pool_it_computes_in_local_pages(llama: Any) -> None:
@@ -285,7 +316,7 @@ def test_without_a_pool_it_computes_in_local_pages(llama: Any) -> None:
 
 
 def test_a_pool_that_is_too_small_is_an_error_and_leaks_nothing(llama: Any, daemon_factory: Any) -> None:
-    daemon = daemon_factory(pools=[{**TINY, "pages": 6}])
+    daemon = daemon_factory(pools=[{**TINY_POOL, "pages": 6}])
     with radixkv.connect(daemon.endpoint) as client:
         paged = PagedModel(llama, client.pool(), NAMESPACE)
         with pytest.raises(radixkv.OutOfPages) as refused:
@@ -344,9 +375,8 @@ def test_transformers_own_generate_works_on_a_paged_cache(llama: Any) -> None:
 
 
 def test_sliding_windows_are_refused_by_name() -> None:
-    shape = {key: value for key, value in TINY.items() if key in ("layers",)}
     config = MistralConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=shape["layers"],
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=16,
     )  # fmt: skip
     with pytest.raises(ValueError, match="sliding_window 16"):
@@ -354,7 +384,7 @@ def test_sliding_windows_are_refused_by_name() -> None:
 
 
 def test_a_pool_of_another_shape_is_refused(llama: Any, daemon_factory: Any) -> None:
-    daemon = daemon_factory(pools=[{**TINY, "head_dim": 16}])
+    daemon = daemon_factory(pools=[{**TINY_POOL, "head_dim": 16}])
     with radixkv.connect(daemon.endpoint) as client:
         with pytest.raises(ValueError, match="head_dim = 16, the model needs 8"):
             PagedModel(llama, client.pool(), NAMESPACE)
