@@ -232,7 +232,11 @@ class EngineModel:
 
     def _handoff(self, session: SessionModel, body: commands.Handoff, now: float) -> Reply:
         sequence = verbs.own(session, body.seq)
-        if body.ticket in self.state.transit or verbs.entangled(self.state, sequence):
+        if body.ticket in self.state.transit:
+            raise Refused("bad_request")
+        if len(self.state.transit) >= self.state.config.limits.sequences_per_session:
+            raise Refused("limit_exceeded")
+        if verbs.entangled(self.state, sequence):
             raise Refused("bad_request")
         del session.sequences[body.seq]
         self.state.transit[body.ticket] = Transit(sequence, now + body.ttl_s)
@@ -314,7 +318,8 @@ class EngineModel:
 
     def _tick(self, tick: commands.Tick, now: float) -> None:
         self.state.running_s = tick.running_s
-        for ticket in [ticket for ticket, transit in self.state.transit.items() if transit.deadline <= now]:
+        late = [(transit.deadline, ticket) for ticket, transit in self.state.transit.items() if transit.deadline <= now]
+        for _, ticket in sorted(late):
             with self.state.settled():
                 del self.state.transit[ticket]
 

@@ -136,7 +136,7 @@ def counts(pair: EnginePair) -> dict[str, int]:
     return {state: number for state, number in pair.real.snapshot()["pools"]["a"]["pages"].items() if number}
 
 
-def workers(pages: int, count: int, **pool: int) -> tuple[Any, ...]:
+def workers(pages: int, count: int, **pool: Any) -> tuple[Any, ...]:
     """A pair with one small pool, and so many workers."""
     pair = small_pair(pages, **pool)
     return (pair, *[Worker(pair) for _ in range(count)])

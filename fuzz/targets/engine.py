@@ -17,13 +17,13 @@ ALWAYS = ("reserve", "commit", "free")
 OPERATIONS = [
     "reserve", "commit", "free", "truncate", "extend", "share", "copied", "batch", "handoff", "adopt", "compact",
     "invalidate", "lookup", "stats", "cancel", "heartbeat", "repeat", "late", "stranger", "open", "bye", "end",
-    "gone", "time", "drain", "copy_done",
+    "gone", "time", "copy_done",
 ]  # fmt: skip
 ODDS = {
     "reserve": 8.0, "commit": 6.0, "extend": 2.0, "share": 2.0, "truncate": 2.0, "batch": 2.0, "free": 2.0,
-    "late": 0.5, "time": 0.5, "lookup": 0.3, "cancel": 0.3, "repeat": 0.3, "heartbeat": 0.1, "stats": 0.1,
-    "invalidate": 0.1, "gone": 0.1, "copy_done": 0.05, "stranger": 0.1, "open": 0.2, "end": 0.1, "bye": 0.05,
-    "drain": 0.001,
+    "handoff": 1.5, "late": 0.5, "time": 0.5, "lookup": 0.3, "cancel": 0.3, "repeat": 0.3, "heartbeat": 0.1,
+    "stats": 0.1, "invalidate": 0.1, "gone": 0.1, "copy_done": 0.05, "stranger": 0.1, "open": 0.2,
+    "end": 0.1, "bye": 0.05,
 }  # fmt: skip
 
 
@@ -75,6 +75,7 @@ class EngineTarget:
         self._next_seq = 0
         self._short = False
         self._crowd = rng.choice((3, 8, 20))
+        self._steps_to_drain = rng.randint(200, 399) if rng.random() < 0.1 else -1
         self._ended: list[int] = []
         self.last: commands.Command | None = None
         for _ in range(rng.randint(1, 3)):
@@ -82,6 +83,9 @@ class EngineTarget:
 
     def step(self) -> None:
         """One random operation; after a refusal for lack of pages more often one that gives some back."""
+        self._steps_to_drain -= 1
+        if self._steps_to_drain == 0:
+            self._do(commands.Drain())
         short, self._short = self._short, False
         crowded = len(self.pair.model.state.sequences()) > self._crowd
         operation = "free" if (short or crowded) and self._rng.random() < 0.6 else self._swarm.pick()
@@ -227,6 +231,8 @@ class EngineTarget:
             ticket = self._rng.randbytes(16) if self._rng.random() < 0.97 or not self._tickets else self._tickets[-1]
             self._tickets = [*self._tickets[-10:], ticket]
             self._ask(session.id, commands.Handoff(seq, ticket, self._rng.choice((0.0, 1.0, 30.0))))
+            if self._rng.random() < 0.3:
+                self._adopt()
 
     def _adopt(self) -> None:
         session = self._session()
@@ -314,9 +320,6 @@ class EngineTarget:
     def _time(self) -> None:
         self.last = commands.Tick(self.pair.running_s)
         self.pair.tick(self._rng.choice((0.0, 0.001, 0.5, 1.0, 3.0, 15.0, 25.0)))
-
-    def _drain(self) -> None:
-        self._do(commands.Drain())
 
     def _copy_done(self) -> None:
         self._do(commands.CopyDone(self._rng.randint(0, 9), self._rng.random() < 0.5))

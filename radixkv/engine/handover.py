@@ -7,13 +7,16 @@ from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.state import State
-from radixkv.errors import BadRequest, OutOfPages, StaleHandle
+from radixkv.errors import BadRequest, LimitExceeded, OutOfPages, StaleHandle
 
 
 def handoff(state: State, session: Worker, body: Handoff, now: float) -> Reply:
     seq, pool = state.find(session, body.seq)
     if body.ticket in state.transit:
         raise BadRequest("this ticket is in use")
+    limit = state.config.limits.sequences_per_session
+    if len(state.transit) >= limit:
+        raise LimitExceeded("too many sequences are in transit", in_transit=len(state.transit), limit=limit)
     if pool.counts_hold_of(seq):
         raise BadRequest("rows are still to be copied from or to this sequence's private pages: say copied first")
     del session.sequences[body.seq]

@@ -35,7 +35,11 @@ class WaitingLine:
         heapq.heappush(self._ends, (waiting.until, waiting.session, waiting.request))
 
     def leave(self, session: int, request: int) -> Waiting | None:
-        return self._line.pop((session, request), None)
+        left = self._line.pop((session, request), None)
+        if len(self._ends) > 2 * len(self._line) + 64:  # whoever joins and leaves all day must not fill the heap
+            self._ends = [(waiting.until, *key) for key, waiting in self._line.items()]
+            heapq.heapify(self._ends)
+        return left
 
     def first(self) -> Waiting:
         return next(iter(self._line.values()))

@@ -7,8 +7,10 @@ about it. Pages have 4 tokens unless a test says otherwise.
 import pytest
 
 from fuzz.model.packing import pack_tokens, unpack_pages
-from fuzz.pairs.worker import NAMESPACE, Worker, code, counts, refused_for_pages, workers
+from fuzz.pairs.engine import EnginePair
+from fuzz.pairs.worker import NAMESPACE, Worker, code, counts, refused_for_pages, small_config, workers
 from radixkv import commands
+from radixkv.config import Limits
 
 P = list(range(1, 13))
 """Three pages."""
@@ -165,3 +167,75 @@ def test_pages_in_transit_are_nobodys_to_take_and_arrive_or_come_back():
     pair.tick(5.0)
     assert code(two.ask(commands.Adopt("a", b"b" * 16, 2))) == "stale_handle"
     assert len(three.reserve(range(100, 116)).pages) == 4
+
+
+def test_rows_still_to_be_copied_from_a_cached_page_travel_along():
+    _, one, two = workers(8, 2)
+    one.compute(P[:8])
+    held = one.reserve(P[:8])
+    ((source, own, rows),) = held.copy_rows
+    one.ask(commands.Handoff(held.seq, b"a" * 16, 5.0))
+    adopted = two.ask(commands.Adopt("a", b"a" * 16, 1))
+    assert adopted.copy_rows == [(source, own, rows)] == [(source, held.pages[1], 3)]
+    assert (adopted.cached_tokens, adopted.writable_from_tokens) == (7, 4)
+
+
+def test_rows_of_a_private_page_do_not_travel():
+    _, one = workers(8, 1)
+    parent = one.compute([1, 2, 3, 4, 5, 6])
+    child = one.fork(parent)[0]
+    for held in (parent, child):
+        assert code(one.ask(commands.Handoff(held.seq, b"a" * 16, 5.0))) == "bad_request"
+    assert one.step(copied=[child.seq]).copied == [None]
+    for held, ticket in ((parent, b"a" * 16), (child, b"b" * 16)):
+        assert one.ask(commands.Handoff(held.seq, ticket, 5.0)) == commands.Done()
+
+
+def test_what_is_in_transit_is_bounded_and_leaves_nothing_behind():
+    pair = EnginePair(small_config(2, limits=Limits(sequences_per_session=3)))
+    one, two = Worker(pair), Worker(pair)
+    for number in range(4):
+        reply = one.ask(commands.Handoff(one.reserve([]).seq, bytes([number] * 16), 86400.0))
+        assert reply == commands.Done() if number < 3 else code(reply) == "limit_exceeded"
+    for turn in range(300):
+        ticket = bytes([turn % 3] * 16)
+        two.ask(commands.Adopt("a", ticket, turn))
+        assert two.ask(commands.Handoff(turn, ticket, 86400.0)) == commands.Done()
+    assert len(pair.real.transit._ends) <= 100
+
+
+def test_requests_that_are_cancelled_leave_nothing_behind():
+    pair, one, two = workers(1, 2)
+    one.reserve([1])
+    for turn in range(300):
+        two.try_reserve([turn], wait_s=86400.0)
+        two.ask(commands.Cancel(pair._next_request[two.session]))
+    assert len(pair.real.pools["a"].waiting._ends) <= 100
+
+
+def test_a_floor_that_is_reached_by_adoption_lets_others_go_on():
+    pair, one, two, three = workers(8, 3, session_floor_pages=2)
+    held = one.reserve(range(16))
+    one.ask(commands.Handoff(held.seq, b"a" * 16, 50.0))
+    assert three.try_reserve([1], wait_s=60.0) is None
+    outcome = pair.do(pair.request(two.session, commands.Adopt("a", b"a" * 16, 1)))
+    assert [late.session for late in outcome.granted] == [three.session]
+
+
+# -- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_a_draining_engine_takes_nothing_new_and_lets_the_rest_come_to_its_end():
+    pair, one, two = workers(4, 2)
+    held = one.reserve(range(12))
+    assert two.try_reserve(range(50, 62), wait_s=60.0) is None
+    (late,) = pair.do(commands.Drain()).granted
+    assert (late.session, late.reply.code) == (two.session, "draining")
+    assert code(two.try_reserve([1])) == "draining"
+    refused = pair.do(commands.OpenSession(9, b"t" * 16, "late")).reply
+    assert code(refused) == "draining"
+    one.extend(held, [7])
+    one.commit(held, 13)
+    one.free(held)
+    assert one.lookup(range(12)) == 12
+    assert pair.real.snapshot()["draining"] is True
