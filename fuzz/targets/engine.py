@@ -22,7 +22,7 @@ OPERATIONS = [
 ODDS = {
     "reserve": 8.0, "commit": 6.0, "extend": 2.0, "share": 2.0, "truncate": 2.0, "batch": 2.0, "free": 2.0,
     "handoff": 1.5, "late": 0.5, "time": 0.5, "lookup": 0.3, "cancel": 0.3, "repeat": 0.3, "heartbeat": 0.1,
-    "stats": 0.1, "invalidate": 0.1, "gone": 0.1, "copy_done": 0.05, "stranger": 0.1, "open": 0.2,
+    "stats": 0.1, "invalidate": 0.4, "gone": 0.1, "copy_done": 0.05, "stranger": 0.1, "open": 0.2,
     "end": 0.1, "bye": 0.05,
 }  # fmt: skip
 
