@@ -63,7 +63,7 @@ from radixkv.errors import ConfigError, PermissionDenied
 from radixkv.ipc.attach import Listener
 from radixkv.ipc.endpoint import Claim, Endpoint, EndpointInUse, prepare_directory, resolve
 from radixkv.ipc.members import Members
-from radixkv.ipc.router import Incoming, Router
+from radixkv.ipc.router import Router
 from radixkv.ipc.signals import signal_socket, take_signals
 from radixkv.version import VERSION
 
@@ -76,7 +76,7 @@ CHECK_PAGES_MAX = 16_384
 
 _REQUESTS_BEFORE_TICK = 64
 _LEAVE_NOTHING_PENDING = frozenset((Reserve, Step, Heartbeat, Lookup, Stats))
-"""Commands that, answered, give nobody a new deadline: after them the engine is not asked for its next one again."""
+"""Commands that, answered, leave no deadline and no work over: after them the engine is not asked for either."""
 
 _RECENT_COMMANDS = 256
 _RECENT_BYTES = 2 * 1024
@@ -187,7 +187,7 @@ class Daemon:
         self._tick_s = min(TICK_S, config.server.lease_s / 4)
         """Running time is told to the core in ticks: they have to be short beside the lease that it is counted for."""
         self._until_tick = _REQUESTS_BEFORE_TICK
-        self._deadline = math.inf
+        self._due = self._now
         self._drain_ends = math.inf
         self._stop = False
 
@@ -213,7 +213,7 @@ class Daemon:
         poller.register(requests, zmq.POLLIN)
         poller.register(self._epoll.fileno(), zmq.POLLIN)
         while not self._stop:
-            ready = poller.poll(self._timeout_ms())
+            ready = poller.poll(max(0, int((self._due - self._now) * 1000) + 1))
             self._advance()
             asked = False
             for item, _ in ready:
@@ -223,40 +223,40 @@ class Daemon:
                 else:
                     for fd, _ in self._epoll.poll(0):
                         self._serve_fd(fd)
-            self._serve_time(asked)
+            self._until_tick -= 1
+            if not asked or self._until_tick <= 0:
+                self._serve_time()
             if self._drain_ends is not math.inf and (self._now >= self._drain_ends or self._is_drained()):
                 return
 
     def _advance(self) -> None:
         """Read the clock. What passes while the process is stopped counts as one tick of running time at most."""
         now = time.monotonic()
-        self._running_s += min(now - self._now, self._tick_s)
+        passed = now - self._now
+        self._running_s += min(TICK_S, passed)
         self._now = now
 
-    def _timeout_ms(self) -> int:
-        if self._engine.has_work():
-            return 0
-        due = min(self._next_tick, self._deadline, self._drain_ends)
-        return max(0, math.ceil((due - self._now) * 1000))
-
-    def _serve_time(self, asked: bool) -> None:
+    def _serve_time(self) -> None:
         """Ticks come when no request is waiting, so that nobody is judged while his sign of life lies unread."""
-        self._until_tick -= 1
-        if asked and self._until_tick:
-            return
         self._until_tick = _REQUESTS_BEFORE_TICK
-        if self._now >= min(self._next_tick, self._deadline) or self._engine.has_work():
-            self._tick()
-
-    def _tick(self) -> None:
-        self._step(Tick(self._running_s))
-        if self._now < self._next_tick:
+        if self._now < self._due:
             return
-        self._next_tick = self._now + self._tick_s
-        self.members.sweep(self._now)
-        if self._recounts and self._now >= self._next_check:
-            self._next_check = self._now + CHECK_S
-            invariants.check(self._engine)
+        self._step(Tick(self._running_s))
+        if self._now >= self._next_tick:
+            self._next_tick = self._now + TICK_S
+            self.members.sweep(self._now)
+            if self._recounts and self._now >= self._next_check:
+                self._next_check = self._now + CHECK_S
+                invariants.check(self._engine)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """When the engine is due for a tick: at once if it has left work over, else at somebody's deadline."""
+        if self._engine.has_work():
+            self._due = self._now
+            return
+        deadline = self._engine.next_deadline()
+        self._due = min(self._next_tick, self._drain_ends, math.inf if deadline is None else deadline)
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -264,21 +264,22 @@ class Daemon:
         incoming = self._router.receive()
         if incoming is None:
             return
-        request = incoming.request
-        self._recent.append((self._now, request if incoming.size <= _RECENT_BYTES else _outline(incoming)))
+        route, request, size = incoming
+        self._recent.append((self._now, request if size <= _RECENT_BYTES else _outline(request, size)))
         outcome = self._carry_out(request)
         reply = outcome.reply
         if reply is None:
-            self._router.remember(incoming)
-            self._look_ahead()
+            self._router.remember(route, request)
         else:
-            if type(request.body) not in _LEAVE_NOTHING_PENDING:
-                self._look_ahead()
             if type(reply) is Statistics:
                 reply = self._statistics(reply)
-            self._router.send(incoming.route, request.id, reply)
-        self._deliver(outcome)
-        if type(request.body) is Bye and type(reply) is Done:
+            self._router.send(route, request.id, reply)
+        if outcome.granted or outcome.ended:
+            self._deliver(outcome)
+        kind = type(request.body)
+        if reply is None or kind not in _LEAVE_NOTHING_PENDING:
+            self._look_ahead()
+        if kind is Bye and type(reply) is Done:
             self.members.ended(request.session, mapped=False)
             self._router.forget(request.session)
 
@@ -289,11 +290,6 @@ class Daemon:
         self._deliver(outcome)
         self._look_ahead()
         return outcome
-
-    def _look_ahead(self) -> None:
-        """When the engine wants a tick because somebody's time is over."""
-        deadline = self._engine.next_deadline()
-        self._deadline = math.inf if deadline is None else deadline
 
     def _carry_out(self, command: Command) -> Outcome:
         """One command to its end: when this returns, the descriptor tables say so, and replies may leave."""
@@ -410,8 +406,7 @@ class Daemon:
         self._log.critical("broken: this is a bug in radixkv", error=f"{type(error).__name__}: {error}", exc_info=error)
 
 
-def _outline(incoming: Incoming) -> str:
+def _outline(request: Request, size: int) -> str:
     """A large request for the record: who and what, not its content."""
-    request: Request = incoming.request
     kind = type(request.body).__name__
-    return f"Request({request.session}, {request.epoch}, {request.id}, {kind} in {incoming.size} bytes)"
+    return f"Request({request.session}, {request.epoch}, {request.id}, {kind} in {size} bytes)"

@@ -37,6 +37,8 @@ from radixkv.config import LAST_PAGE_MODES, Limits
 from radixkv.errors import BadRequest, LimitExceeded, VersionMismatch
 from radixkv.types import TOKEN_BYTES
 
+Buffer = bytes | memoryview
+
 UNREADABLE = 0
 """The id under which a request is answered whose own id cannot be read."""
 
@@ -87,7 +89,7 @@ def encode_request(request: Request) -> bytes:
     return _encode((request.session, request.epoch, request.id, request.deadline, request.body))
 
 
-def decode_request(frame: bytes, limits: Limits) -> Request:
+def decode_request(frame: Buffer, limits: Limits) -> Request:
     """The request in a frame.
 
     Errors: BadRequest (can never be right), LimitExceeded (larger than a limit); both carry ``request``.
@@ -107,7 +109,7 @@ def decode_request(frame: bytes, limits: Limits) -> Request:
     return Request(envelope.session, envelope.epoch, envelope.id, envelope.deadline, envelope.body)
 
 
-def _check_outline(frame: bytes, limits: Limits) -> None:
+def _check_outline(frame: Buffer, limits: Limits) -> None:
     """Refuse lists that are too long by their announced length, before a list of that length exists."""
     outline = _decode_outline(frame)
     items = sum(_announced_items(memoryview(field)) for field in outline.body)
@@ -127,7 +129,7 @@ def _announced_items(field: memoryview) -> int:
     return 0
 
 
-def peek_id(frame: bytes) -> int:
+def peek_id(frame: Buffer) -> int:
     """The id of a request whose body may be anything; UNREADABLE if not even that can be read."""
     try:
         kind = frame[0]
@@ -143,7 +145,7 @@ def peek_id(frame: bytes) -> int:
 _UNSIGNED = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"}
 
 
-def _peek_unsigned(frame: bytes, at: int) -> tuple[int, int]:
+def _peek_unsigned(frame: Buffer, at: int) -> tuple[int, int]:
     """The MessagePack unsigned integer at an offset and the offset behind it."""
     kind = frame[at]
     if kind < 0x80:
