@@ -1,80 +1,140 @@
 """The descriptor table as a reader sees it: it knows only the writes that left the core, in their order.
 
-After each command it must tell the same story as the model: what the writes say is all that a later daemon will know.
+After each command it must tell the same story as the model: what the writes say is all that a later daemon will know,
+so states, owners, namespaces, tokens, the chain of hashes and the order of eviction must all follow from them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fuzz.model.mismatch import expect, require
-from fuzz.model.packing import unpack_pages
+from fuzz.model.packing import pack_tokens, unpack_pages
 from fuzz.model.pool import CACHED, FREE, PRIVATE, QUARANTINED, SHADOW, PoolModel
+from fuzz.model.state import State
 from radixkv import commands
+
+HASH_BYTES = 16
+
+
+@dataclass
+class Record:
+    """One page's record."""
+
+    state: str = FREE
+    generation: int = 0
+    owner: int = 0
+    namespace: int = -1
+    epoch: int = 0
+    stamp: int = 0
+    tokens: bytes = b""
+    parent: bytes = b""
+    hash: bytes = b""
 
 
 class TableMirror:
-    """One record a page and pool: state, generation, owner, stamp, tokens; built from writes alone."""
+    """One record a page and pool, one a namespace, one a session slot; built from writes alone."""
 
     def __init__(self, pools: dict[str, int]) -> None:
-        self.state = {name: [FREE] * pages for name, pages in pools.items()}
-        self.generation = {name: [0] * pages for name, pages in pools.items()}
-        self.owner = {name: [0] * pages for name, pages in pools.items()}
-        self.stamp = {name: [0] * pages for name, pages in pools.items()}
-        self.tokens = {name: [b""] * pages for name, pages in pools.items()}
-        self.sessions: dict[int, tuple[int, int, bytes]] = {}
+        self.pages = {name: [Record() for _ in range(pages)] for name, pages in pools.items()}
+        self.namespaces: dict[tuple[str, int], tuple[int, bytes]] = {}
+        """(pool, id) -> (epoch, canonical bytes)."""
+        self.sessions: dict[int, tuple[int, int]] = {}
+        """Slot -> (session, epoch)."""
 
     def write(self, write: commands.Write) -> None:
         """Store one write. Raises Mismatch if a page cannot go from where it is to what the write says."""
         match write:
             case commands.Assign():
-                for page in unpack_pages(write.pages):
-                    self._move(write.pool, page, (FREE,), PRIVATE)
-                    self.generation[write.pool][page] += 1
-                    self.owner[write.pool][page] = write.owner
+                for record in self._move(write.pool, write.pages, (FREE,), PRIVATE):
+                    record.generation += 1
+                    record.owner, record.namespace, record.epoch = write.owner, write.namespace, write.epoch
             case commands.Publish():
                 self._publish(write)
             case commands.Retire():
-                self._retire(write)
+                new = QUARANTINED if write.quarantined else FREE
+                old = (PRIVATE, SHADOW) if write.quarantined else (PRIVATE, SHADOW, CACHED, QUARANTINED)
+                self._move(write.pool, write.pages, old, new)
             case commands.Stamp():
-                for page in unpack_pages(write.pages):
-                    require("I7", self.state[write.pool][page] == CACHED, f"stamp of page {page}, which is not cached")
-                    newer = write.stamp >= self.stamp[write.pool][page]
-                    require("I7", newer, f"stamp of page {page} went back to {write.stamp}")
-                    self.stamp[write.pool][page] = write.stamp
+                for record in self._move(write.pool, write.pages, (CACHED,), CACHED):
+                    require("I7", write.stamp >= record.stamp, f"a stamp went back to {write.stamp}")
+                    record.stamp = write.stamp
             case commands.Own():
                 for page in unpack_pages(write.pages):
-                    mutable = self.state[write.pool][page] in (PRIVATE, SHADOW)
-                    require("I15", mutable, f"new owner of page {page}, which is {self.state[write.pool][page]}")
-                    self.owner[write.pool][page] = write.owner
+                    record = self.pages[write.pool][page]
+                    require("I15", record.state in (PRIVATE, SHADOW), f"new owner of page {page}, {record.state}")
+                    record.owner = write.owner
             case commands.SessionRecord():
-                self.sessions[write.slot] = (write.session, write.epoch, write.token)
+                self.sessions[write.slot] = (write.session, write.epoch)
             case commands.NamespaceRecord():
-                pass
+                self.namespaces[write.pool, write.namespace] = (write.epoch, write.canonical)
 
-    def _move(self, pool: str, page: int, allowed: tuple[str, ...], new: str) -> None:
-        old = self.state[pool][page]
-        require("I3", old in allowed, f"write turns page {page} of {pool} from {old} to {new}")
-        self.state[pool][page] = new
+    def _move(self, pool: str, packed: bytes, allowed: tuple[str, ...], new: str) -> list[Record]:
+        records = []
+        for page in unpack_pages(packed):
+            record = self.pages[pool][page]
+            require("I3", record.state in allowed, f"a write turns page {page} of {pool} from {record.state} to {new}")
+            record.state = new
+            records.append(record)
+        return records
 
     def _publish(self, write: commands.Publish) -> None:
-        pages = unpack_pages(write.pages)
-        each = len(write.tokens) // max(1, len(pages))
-        expect("I5", "hashes of a publish", len(write.hashes), 16 * len(pages))
-        expect("I5", "tokens of a publish", len(write.tokens) % max(1, len(pages)), 0)
-        for index, page in enumerate(pages):
-            self._move(write.pool, page, (PRIVATE,), SHADOW if write.shadow else CACHED)
-            self.tokens[write.pool][page] = write.tokens[index * each : (index + 1) * each]
+        records = self._move(write.pool, write.pages, (PRIVATE,), SHADOW if write.shadow else CACHED)
+        each = len(write.tokens) // len(records)
+        expect("I5", "hashes of a publish", len(write.hashes), HASH_BYTES * len(records))
+        expect("I5", "tokens of a publish", len(write.tokens), each * len(records))
+        parent = write.parent
+        for index, record in enumerate(records):
+            record.tokens = write.tokens[index * each : (index + 1) * each]
+            record.parent = parent
+            record.hash = parent = write.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
 
-    def _retire(self, write: commands.Retire) -> None:
-        for page in unpack_pages(write.pages):
-            new = QUARANTINED if write.quarantined else FREE
-            allowed = (PRIVATE, SHADOW) if write.quarantined else (PRIVATE, SHADOW, CACHED, QUARANTINED)
-            self._move(write.pool, page, allowed, new)
+    # -- against the model --------------------------------------------------------------------------------------
 
-    def compare(self, pool: PoolModel) -> None:
-        """Raise Mismatch unless every page's record agrees with the model's."""
-        for page, state in pool.state.items():
-            expect("I1", f"record of page {page} of {pool.name}", self.state[pool.name][page], state)
-            if state == CACHED:
-                tokens = pool.key_of[page][2][-pool.page_size :]
-                packed = b"".join(token.to_bytes(4, "little") for token in tokens)
-                expect("I5", f"tokens in the record of page {page}", self.tokens[pool.name][page], packed)
+    def compare(self, state: State) -> None:
+        """Raise Mismatch unless the table agrees with the model."""
+        for pool in state.pools.values():
+            records = self.pages[pool.name]
+            expect("I1", f"states of {pool.name}", {p: r.state for p, r in enumerate(records)}, pool.state)
+            for page in pool.key_of:
+                self._compare_content(pool, page)
+            self._compare_owners(state, pool)
+            held = state.held(pool)
+            idle = sorted(
+                (pool.stamp[page], -len(key[2]), page) for page, key in pool.key_of.items() if page not in held
+            )
+            stamps = [records[page].stamp for _, _, page in idle]
+            expect("I7", f"stamps of {pool.name} in order of eviction", stamps, sorted(stamps))
+        alive = sorted(session for session, epoch in self.sessions.values() if epoch)
+        expect("I14", "sessions in the table", alive, sorted(state.sessions))
+
+    def _compare_content(self, pool: PoolModel, page: int) -> None:
+        record, (namespace, epoch, tokens) = self.pages[pool.name][page], pool.key_of[page]
+        expect("I5", f"tokens of page {page}", record.tokens, pack_tokens(tokens[-pool.page_size :]))
+        above = pool.parent(page)
+        if above is not None:
+            expect("I6", f"parent hash of page {page}", record.parent, self.pages[pool.name][above].hash)
+        self._compare_namespace(pool, page, namespace, epoch)
+
+    def _compare_namespace(self, pool: PoolModel, page: int, namespace: bytes, epoch: int) -> None:
+        record = self.pages[pool.name][page]
+        current, canonical = self.namespaces[pool.name, record.namespace]
+        expect("I6", f"namespace of page {page}", canonical, namespace)
+        live = epoch == pool.epoch_of(namespace)
+        expect("I6", f"page {page} is of its namespace's present epoch", record.epoch == current, live)
+
+    def _compare_owners(self, state: State, pool: PoolModel) -> None:
+        owners: dict[int, set[int]] = {}
+        sequences = [
+            (who, sequence) for who, session in state.sessions.items() for sequence in session.sequences.values()
+        ]
+        for who, sequence in [*sequences, *((0, transit.sequence) for transit in state.transit.values())]:
+            if sequence.pool == pool.name:
+                for page in sequence.pages:
+                    if pool.state[page] == PRIVATE:  # of a shadow that forks in two sessions share, either is named
+                        owners.setdefault(page, set()).add(who)
+                    if pool.state[page] != CACHED:
+                        self._compare_namespace(pool, page, sequence.namespace, sequence.epoch)
+        for page, allowed in owners.items():
+            owner = self.pages[pool.name][page].owner
+            require("I15", owner in allowed, f"page {page} belongs to {owner} in the table, the model says {allowed}")

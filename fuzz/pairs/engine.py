@@ -40,8 +40,7 @@ class EnginePair:
         self.model.apply(command, self.now, outcome)
         snapshot = self.real.snapshot()
         same_counts(self.model.state, snapshot)
-        for pool in self.model.state.pools.values():
-            self.table.compare(pool)
+        self.table.compare(self.model.state)
         if not self.real.has_work():
             for pool in self.model.state.pools.values():
                 expect("I10", "idle pages of invalidated epochs", pool.dead(self.model.state.held(pool)), [])
