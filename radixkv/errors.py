@@ -76,9 +76,7 @@ class OutOfPages(RadixKVError):
         never_fits: bool = False,
         **details: Detail,
     ) -> None:
-        super().__init__(
-            message, need=need, available=available, waited_s=waited_s, never_fits=never_fits, **details
-        )
+        super().__init__(message, need=need, available=available, waited_s=waited_s, never_fits=never_fits, **details)
 
 
 class Timeout(RadixKVError, TimeoutError):

@@ -17,7 +17,7 @@ ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
 def test_the_example_is_the_shipped_file():
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert code == (ROOT / "examples" / "quickstart.py").read_text()
 
 
