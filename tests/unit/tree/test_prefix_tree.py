@@ -5,6 +5,7 @@ import pytest
 from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
 from fuzz.pairs.tree import TreePair
 from radixkv.errors import BrokenInvariant
+from radixkv.tree.prefix_tree import MERGE_FANOUT
 from radixkv.tree.render import render
 
 
@@ -148,6 +149,16 @@ def test_a_melted_node_takes_its_grandchildren_along(tree):
     tree.drop(middle, tree.pair.holders[1])
     tree.drop(other)
     assert tree.shape() == {"abcd0": {"ef0": {}, "xy0": {}}}
+
+
+@pytest.mark.parametrize(("children", "melts"), [(MERGE_FANOUT, True), (MERGE_FANOUT + 1, False)])
+def test_a_node_with_many_children_stays_as_it_is(tree, children, melts):
+    long, short = tree.insert("abcd"), tree.hold("ab")
+    tree.drop(*[tree.insert(f"abcd{chr(200 + number)}") for number in range(children)])
+    tree.drop(short)
+    tree.drop(long)
+    assert list(tree.shape()) == (["abcd0"] if melts else ["ab0"])
+    assert tree.pair.real.nodes == children + (1 if melts else 2)
 
 
 def test_lifting_shortens_the_path_inside_an_edge(tree):
