@@ -51,6 +51,9 @@ class Pages(Protocol):
     def release(self) -> None:
         """Give the pages back. Never raises because of a daemon that is gone."""
 
+    def abandon(self) -> None:
+        """Like ``release``, when the daemon may not answer: does not wait for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
@@ -125,6 +128,12 @@ class SharedPages:
         with contextlib.suppress(RadixKVError):
             self._seq.free()
 
+    def abandon(self) -> None:
+        if self._seq.session.over:
+            return  # everything it held ended with it
+        with contextlib.suppress(RadixKVError):
+            self._seq.free(after=_Soon())
+
 
 class LocalPages:
     """Pages of this process alone, in the same layout: nothing is cached, nothing is published."""
@@ -161,6 +170,21 @@ class LocalPages:
 
     def release(self) -> None:
         self._views = []
+
+    abandon = release
+
+
+class _Soon:
+    """A fence that is done when it is looked at again: what is behind it goes out without anyone waiting for it."""
+
+    _seen = False
+
+    def query(self) -> bool:
+        seen, self._seen = self._seen, True
+        return seen
+
+    def synchronize(self) -> None:
+        return
 
 
 def _raise(result: object) -> None:

@@ -27,6 +27,9 @@ from radixkv.errors import Draining, SessionLost, StaleHandle, Timeout, Unavaila
 LOST = (SessionLost, StaleHandle, Unavailable, Timeout, Draining)
 """What says that the pages, or the daemon behind them, cannot be counted on any longer."""
 
+RECOVERIES_MAX = 3
+"""After so many losses of one sequence it stays in local pages: something keeps taking the shared ones away."""
+
 OnPrefill = Callable[[int, int], None]
 """Called with (tokens whose keys and values are there, tokens in all) as a prompt is computed."""
 
@@ -94,7 +97,7 @@ class PagedSequence:
                 if self._settings.on_lost == "raise" or not self.shared:
                     raise
                 self.recoveries += 1
-                self._pages.release()
+                self._pages.abandon()
                 self._open()
 
     def close(self, *, publish: bool = True) -> None:
@@ -128,7 +131,7 @@ class PagedSequence:
 
     def _reserve(self) -> Pages:
         settings = self._settings
-        if settings.reservation is not None:
+        if settings.reservation is not None and self.recoveries <= RECOVERIES_MAX:
             try:
                 return SharedPages(settings.reservation, self.tokens, self._headroom())
             except LOST:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_a_steady_decode_asks_the_daemon_once_a_page(llama: Any, tiny_client: An
         sequence.logits()
         before = tiny_client.stats()["counters"]["requests"]
         for _ in range(8 * PAGE):
-            sequence.append(int(sequence.logits().argmax()) if sequence.written < len(sequence.tokens) else 1)
+            sequence.append(1)
             sequence.logits()
         stats = tiny_client.stats()
         asked = stats["counters"]["requests"] - before
@@ -252,6 +253,22 @@ def test_a_new_daemon_is_used_again_and_the_output_is_the_same(
         assert answer.shared
         assert paged.greedy(tokens, 3).cached_tokens == 20
         assert held(client) == NOTHING
+
+
+def test_a_daemon_that_hangs_costs_a_deadline_or_two_and_gets_its_pages_back(
+    llama: Any, tiny_daemon: Any, wait_until: Any
+) -> None:
+    tokens = prompt_of(22)
+    with radixkv.connect(tiny_daemon.endpoint, timeout=1.0) as client:
+        paged = PagedModel(llama, client.pool(), NAMESPACE)
+        began = time.monotonic()
+        answer = interrupted(paged, tokens, 20, 5, tiny_daemon.pause)
+        # One deadline for the verb that noticed, one for the reserve after it; the rest is computing.
+        assert time.monotonic() - began < 15.0
+        assert answer.tokens == plain_greedy(llama, tokens, 20)
+        assert not answer.shared
+        tiny_daemon.resume()
+        wait_until(lambda: held(client) == NOTHING, what="the pages of the sequence given up")
 
 
 STOPPED_WORKER = """
