@@ -22,8 +22,12 @@ from typing import Protocol
 class Inherited(Protocol):
     """A client, as a forked child finds it."""
 
+    def disown(self) -> None:
+        """From now on every use raises Forked. Cannot fail."""
+        ...
+
     def forget(self) -> list[object]:
-        """Mark everything as forked, close what may be closed; gives the objects that must never be finalised."""
+        """Close what may be closed; gives the objects that must never be finalised."""
         ...
 
 
@@ -46,11 +50,14 @@ def keep_for_good(thing: object) -> None:
 
 
 def _in_child() -> None:
-    leftovers: list[object] = list(_mappings)
-    for client in list(_clients):
-        leftovers += client.forget()
-    for leftover in leftovers:
-        keep_for_good(leftover)
+    clients = list(_clients)
+    for client in clients:
+        client.disown()
+    for mapping in list(_mappings):
+        keep_for_good(mapping)
+    for client in clients:
+        for leftover in client.forget():
+            keep_for_good(leftover)
     _clients.clear()
     _mappings.clear()
 

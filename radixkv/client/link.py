@@ -7,15 +7,13 @@
     keeper thread           its own Line (DEALER) ──── heartbeats, what is left ──── daemon
                             Connection (attach) ─────── its end is the session's end
 
-The keeper sends heartbeats and what nobody's message has taken along, notices the end of the session, connects anew,
-maps the pools again, and says bye in the end.
+What the keeper does is in ``keeper.py``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import select
 import threading
 import time
 import weakref
@@ -26,33 +24,23 @@ from typing import Any, Protocol, TypeVar
 import zmq
 
 from radixkv.client import forks, verbs
-from radixkv.client.connection import ENDED, HANGUP, Connection
+from radixkv.client.connection import ENDED, Connection
 from radixkv.client.core import Core, no_reply
 from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
+from radixkv.client.keeper import FAREWELL_S, Keeper
 from radixkv.client.line import Line
 from radixkv.client.mapping import PoolMemory
 from radixkv.client.outbox import Event
 from radixkv.client.pool import PoolState
 from radixkv.client.session import Session
-from radixkv.commands import PROTOCOL_VERSION, Bye, Heartbeat
-from radixkv.errors import (
-    BadRequest,
-    Forked,
-    PermissionDenied,
-    RadixKVError,
-    Timeout,
-    Unavailable,
-    VersionMismatch,
-)
+from radixkv.commands import PROTOCOL_VERSION
+from radixkv.errors import BadRequest, Forked, PermissionDenied, RadixKVError, Unavailable, VersionMismatch
 from radixkv.ipc.attach import Attachment
 from radixkv.ipc.endpoint import Endpoint
 
 T = TypeVar("T")
 
-FENCE_POLL_S = 0.05
-"""How often the keeper looks after fenced operations while there are any."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.02, 0.5
-FAREWELL_S = 1.0
 LINGER_S = 0.001
 
 _log = logging.getLogger("radixkv.client")
@@ -71,6 +59,7 @@ class Link:
         self.pools: weakref.WeakValueDictionary[str, PoolState] = weakref.WeakValueDictionary()
         self.forked = False
         self.closed = False
+        self._pid = os.getpid()
         self._connection: Connection | None = None
         self._failure: RadixKVError | None = None
         self._changed = threading.Condition()
@@ -79,11 +68,9 @@ class Link:
         self._local = threading.local()
         self._lines: weakref.WeakSet[Line] = weakref.WeakSet()
         self._sockets: set[zmq.Socket[bytes]] = set()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._pid = os.getpid()
-        self._keeper = threading.Thread(target=self._keep, name="radixkv-keeper", daemon=True)
+        self._keeper = Keeper(self)
         self.core.outbox.changed = self._notify
-        self.core.outbox.stirred = self._stir
+        self.core.outbox.stirred = self._keeper.stir
         forks.register(self)
 
     # -- running verbs --------------------------------------------------------------------------------------------
@@ -111,7 +98,7 @@ class Link:
 
     def check(self) -> None:
         """Errors: Forked in a child of the process that connected; Unavailable when closed."""
-        if self.forked:
+        if self.forked or self._pid != os.getpid():
             raise Forked("this client was opened before fork(); open another one in the child")
         if self.closed:
             raise _closed()
@@ -121,10 +108,10 @@ class Link:
             case NeedSession():
                 return self.connection(until).session
             case Ask():
-                self._exchange(effect, until + effect.wait_s)
+                self.exchange(effect, until + effect.wait_s)
                 return effect.answers()
             case Repeat():
-                self._exchange(effect, until)
+                self.exchange(effect, until)
                 return effect.outgoing.reply
             case Synchronize():
                 return effect.event.synchronize()
@@ -133,7 +120,8 @@ class Link:
             case NeedQuiet():
                 return self._wait_for_quiet(effect, until)
 
-    def _exchange(self, effect: Ask | Repeat, until: float) -> None:
+    def exchange(self, effect: Ask | Repeat, until: float) -> None:
+        """Carry a question to the daemon and its answers back. Errors: Timeout, Unavailable."""
         connection = self._connection
         if connection is None or connection.session is not effect.session:
             raise _closed() if self.closed else Unavailable(ENDED)
@@ -144,7 +132,7 @@ class Link:
             raise (_closed() if self.closed else error) from None
         finally:
             if connection.session.over:
-                self._lose(connection)
+                self.lose(connection)
             if self.closed:
                 line.close()
 
@@ -187,7 +175,7 @@ class Link:
         while True:
             left = until - self.core.clock()
             try:
-                self._connect(max(0.001, left))
+                self.connect(max(0.001, left))
                 break
             except Unavailable as error:
                 if self.core.clock() + pause >= until:
@@ -198,14 +186,14 @@ class Link:
 
     def connection(self, until: float) -> Connection:
         """The present connection; waits for the keeper to make one. Errors: Unavailable, and what keeps it out."""
-        connection = self._connection
-        if connection is not None and not connection.session.over:
+        connection = self.present()
+        if connection is not None:
             return connection
         with self._changed:
             while True:
                 self.check()
-                connection = self._connection
-                if connection is not None and not connection.session.over:
+                connection = self.present()
+                if connection is not None:
                     return connection
                 if isinstance(self._failure, VersionMismatch | PermissionDenied):
                     raise self._failure
@@ -233,7 +221,7 @@ class Link:
                     try:
                         self._map(connection, pool)
                     except Unavailable:
-                        self._lose(connection)
+                        self.lose(connection)
                         raise
                 if not connection.session.over:
                     self.pools[pool.name] = pool
@@ -244,7 +232,7 @@ class Link:
         connection.session.memories[pool.name] = memory
         pool.current = memory
 
-    def _connect(self, timeout: float) -> None:
+    def connect(self, timeout: float) -> None:
         """One attempt. The session is there for others once every known pool is mapped again."""
         attachment = Attachment(self.endpoint, timeout)
         try:
@@ -282,92 +270,22 @@ class Link:
             self._failure = None
             self._changed.notify_all()
 
-    def _lose(self, connection: Connection) -> None:
+    def lose(self, connection: Connection) -> None:
         """The session is over: everyone who waits in it wakes up, the keeper connects anew."""
         self.core.ended(connection.session)
         connection.hang_up()
         self._notify()
 
-    # -- the keeper -----------------------------------------------------------------------------------------------
-
-    def _keep(self) -> None:
-        beat = self.core.clock()
-        while not self.closed:
-            connection = self._connection
-            if connection is None or connection.session.over:
-                self._reconnect()
-                continue
-            interval = connection.session.welcome.heartbeat_s
-            beat = min(beat, self.core.clock() + interval)
-            wait = max(0.0, beat - self.core.clock())
-            if self._hung_up(connection, min(wait, FENCE_POLL_S) if len(self.core.outbox) else wait):
-                self._lose(connection)
-                continue
-            due = self.core.clock() >= beat
-            if due:
-                beat = self.core.clock() + interval
-            if due or len(self.core.outbox):
-                self._send_leftovers(connection, Ask(connection.session, [Heartbeat()] if due else ()))
-        self._farewell()
-
-    def _send_leftovers(self, connection: Connection, ask: Ask) -> None:
-        try:
-            self._exchange(ask, self.core.clock() + self.core.timeout)
-        except (Timeout, Unavailable) as error:
-            _log.debug("heartbeat of session %d: %s", connection.session.id, error)
-
-    def _hung_up(self, connection: Connection, wait_s: float) -> bool:
-        """Sleep until something is to be done. True: the connection has ended."""
-        poll = select.poll()
-        try:
-            with connection:
-                poll.register(connection.fileno(), select.POLLRDHUP)
-                poll.register(self._wake, select.POLLIN)
-                ready = dict(poll.poll(wait_s * 1000))
-        except Unavailable:
-            return True
-        if self._wake in ready:
-            self._drain_wake()
-        return any(events & HANGUP for fd, events in ready.items() if fd != self._wake)
-
-    def _reconnect(self) -> None:
-        pause = RETRY_FIRST_S
-        while not self.closed:
-            try:
-                self._connect(self.core.timeout)
-                return
-            except RadixKVError as error:
-                with self._changed:
-                    self._failure = error
-                    self._changed.notify_all()
-            poll = select.poll()
-            poll.register(self._wake, select.POLLIN)
-            if poll.poll(pause * 1000):
-                self._drain_wake()
-            pause = min(2 * pause, RETRY_MAX_S)
-
-    def _farewell(self) -> None:
-        """Say bye, unless devices may still write to our pages: then the daemon has to wait for our end."""
+    def present(self) -> Connection | None:
+        """The connection in which the session goes on, if there is one."""
         connection = self._connection
-        if connection is not None and not connection.session.over:
-            if not len(self.core.outbox):
-                try:
-                    ask = Ask(connection.session, [Bye()])
-                    self._line().exchange(connection, ask, self.core.clock() + min(FAREWELL_S, self.core.timeout))
-                except (Timeout, Unavailable) as error:
-                    _log.debug("no answer to bye: %s", error)
-            self._lose(connection)
-        self._line().close()
+        return None if connection is None or connection.session.over else connection
 
-    def _stir(self) -> None:
-        if self._pid == os.getpid():
-            os.eventfd_write(self._wake, 1)
-
-    def _drain_wake(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
+    def failed(self, why: RadixKVError) -> None:
+        """Connecting anew failed: who waits for it may want to know."""
+        with self._changed:
+            self._failure = why
+            self._changed.notify_all()
 
     def _notify(self) -> None:
         with self._changed:
@@ -380,38 +298,37 @@ class Link:
         if self.forked or self.closed:
             return
         self.closed = True
-        self._stir()
+        self._keeper.stir()
 
     def close(self) -> None:
         """End the session. Calls of other threads that still wait end in Unavailable("closed")."""
         if self.forked:
             return
         self.let_go()
-        if self._keeper.is_alive() and self._keeper is not threading.current_thread():
-            self._keeper.join(FAREWELL_S)
+        self._keeper.join(FAREWELL_S)
         connection = self._connection
         if connection is not None:
-            self._lose(connection)
+            self.lose(connection)
         for line in list(self._lines):
             line.close()
         self._notify()
         self.core.outbox.detach()
 
-    def __del__(self) -> None:
-        if self._pid == os.getpid():
-            os.close(self._wake)
+    def disown(self) -> None:
+        """In a forked child, first of all: nobody may use this."""
+        self.forked = True
 
     def forget(self) -> list[object]:
-        """In a forked child: nothing of this is ours. See ``forks``."""
-        self.forked = True
-        leftovers: list[object] = [self, self._local, *self._sockets, *self._lines]
+        """In a forked child: let go of everything. See ``forks``."""
+        leftovers: list[object] = [self, self._keeper, self._local, *self._sockets, *self._lines]
         connection = self._connection
         if connection is not None:
             connection.session.over = True
             connection.forget()
             leftovers.append(connection)
-        os.close(self._wake)
+        self._keeper.forget()
         forks.close_connections(self.endpoint.path)
+        forks.close_connections(self.endpoint.attach_path)
         return leftovers
 
 

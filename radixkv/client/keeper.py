@@ -1,0 +1,148 @@
+"""The keeper: a client's own thread.
+
+Sends heartbeats, and what nobody's message has taken along; notices the end of the session and connects anew; says bye
+in the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from typing import TYPE_CHECKING
+
+from radixkv.client.connection import HANGUP, Connection
+from radixkv.client.effects import Ask
+from radixkv.commands import Bye, Heartbeat
+from radixkv.errors import RadixKVError, Unavailable
+
+if TYPE_CHECKING:
+    from radixkv.client.link import Link
+
+FENCE_POLL_S = 0.05
+"""How often fenced operations are looked after while there are any."""
+RETRY_FIRST_S, RETRY_MAX_S = 0.02, 0.5
+FAREWELL_S = 1.0
+"""How long the daemon is given to answer the bye."""
+
+_log = logging.getLogger("radixkv.client")
+
+
+class Keeper:
+    """The thread, and how to wake it. Ends when the link is closed."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._pid = os.getpid()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waking = threading.RLock()
+        """Held while the descriptor is written or closed; re-entrant, for a finaliser that runs inside."""
+        self._thread = threading.Thread(target=self._keep, name="radixkv-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stir(self) -> None:
+        """There is something to do. A finaliser may call it."""
+        with self._waking:
+            if self._wake >= 0 and self._pid == os.getpid():
+                os.eventfd_write(self._wake, 1)
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread's end; nobody can wake it any more."""
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self._close()
+
+    def forget(self) -> None:
+        """In a forked child, where this thread does not run. Takes no lock: its holder is not here."""
+        if self._wake >= 0:
+            os.close(self._wake)
+
+    def _close(self) -> None:
+        with self._waking:
+            if self._wake >= 0 and self._pid == os.getpid():
+                os.close(self._wake)
+                self._wake = -1
+
+    def __del__(self) -> None:
+        self._close()
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        link, core = self._link, self._link.core
+        beat = core.clock()
+        while not link.closed:
+            connection = link.present()
+            if connection is None:
+                self._reconnect()
+                continue
+            interval = connection.session.welcome.heartbeat_s
+            beat = min(beat, core.clock() + interval)
+            wait = max(0.0, beat - core.clock())
+            if self._hung_up(connection, min(wait, FENCE_POLL_S) if len(core.outbox) else wait):
+                link.lose(connection)
+                continue
+            due = core.clock() >= beat
+            if due:
+                beat = core.clock() + interval
+            if due or len(core.outbox):
+                self._send(Ask(connection.session, [Heartbeat()] if due else ()), core.timeout)
+        self._farewell()
+
+    def _hung_up(self, connection: Connection, wait_s: float) -> bool:
+        """Sleep until something is to be done. True: the connection has ended."""
+        poll = select.poll()
+        try:
+            with connection:
+                poll.register(connection.fileno(), select.POLLRDHUP)
+                poll.register(self._wake, select.POLLIN)
+                ready = dict(poll.poll(wait_s * 1000))
+        except Unavailable:
+            return True
+        if self._wake in ready:
+            self._awake()
+        return any(events & HANGUP for fd, events in ready.items() if fd != self._wake)
+
+    def _send(self, ask: Ask, timeout: float) -> None:
+        """With what the outbox has ready. No answer is nobody's error here: the session's end shows by itself."""
+        try:
+            self._link.exchange(ask, self._link.core.clock() + timeout)
+        except RadixKVError as error:
+            _log.debug("session %d: %s", ask.session.id, error)
+
+    def _reconnect(self) -> None:
+        link = self._link
+        pause = RETRY_FIRST_S
+        while not link.closed:
+            try:
+                link.connect(link.core.timeout)
+                return
+            except RadixKVError as error:
+                link.failed(error)
+            except OSError as error:
+                link.failed(Unavailable(f"cannot connect: {error}"))
+            poll = select.poll()
+            poll.register(self._wake, select.POLLIN)
+            if poll.poll(pause * 1000):
+                self._awake()
+            pause = min(2 * pause, RETRY_MAX_S)
+
+    def _awake(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return
+
+    def _farewell(self) -> None:
+        """Say bye, unless devices may still write to our pages: then the daemon has to wait for our end."""
+        link = self._link
+        connection = link.present()
+        if connection is None:
+            return
+        if not len(link.core.outbox):
+            self._send(Ask(connection.session, [Bye()]), min(FAREWELL_S, link.core.timeout))
+        link.lose(connection)
