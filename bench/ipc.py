@@ -110,25 +110,24 @@ def echoing(tokens: int, table: bytes) -> Iterator[tuple[int, Callable[[int], No
         endpoint = f"ipc://{Path(folder, 'echo.sock')}"
         sizes = [len(requests[1]), *map(len, replies)]
         command = [sys.executable, "-m", "bench.echo", endpoint, *map(str, sizes)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            socket.connect(endpoint)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                process.stdout.readline()
+                socket.connect(endpoint)
 
-            def pair(_: int) -> None:
-                for request in requests:
-                    socket.send(request)
-                    socket.recv()
+                def pair(_: int) -> None:
+                    for request in requests:
+                        socket.send(request)
+                        socket.recv()
 
-            yield process.pid, pair
-        finally:
-            socket.close(0)
-            context.term()
-            process.terminate()
-            process.wait(timeout=10)
+                yield process.pid, pair
+            finally:
+                socket.close(0)
+                context.term()
+                process.terminate()
 
 
 def request_frames(tokens: int) -> list[bytes]:

@@ -33,17 +33,16 @@ def serving(flags: Sequence[str] = ()) -> Iterator[Serving]:
         endpoint = f"ipc://{Path(folder, 'radixkv.sock')}"
         command = [sys.executable, "-m", "radixkv", "serve", "--endpoint", endpoint, *flags]
         begin = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            start_s = time.monotonic() - begin
-            if line:
-                ready = json.loads(line)
-                yield Serving(ready["endpoint"], ready["pid"], start_s)
-        finally:
-            process.terminate()
-            status = process.wait(timeout=30)
-        if status or not line:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                start_s = time.monotonic() - begin
+                if line:
+                    ready = json.loads(line)
+                    yield Serving(ready["endpoint"], ready["pid"], start_s)
+            finally:
+                process.terminate()
+        if process.returncode or not line:
             log.seek(0)
-            raise RuntimeError(f"the daemon ended with {status}:\n{log.read()}")
+            raise RuntimeError(f"the daemon ended with {process.returncode}:\n{log.read()}")

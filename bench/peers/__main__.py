@@ -2,8 +2,9 @@
 
 Needs the standard library alone (radixkv's own worker runs in the environment of this command). Environments that are
 missing are made first, which downloads about 1 GB once. Then every worker builds its state and stays; in each round
-each does a slice of each work, so that whatever else the machine does hits all alike. Each pair of peer and work has
-its verdict. Exit 1 unless all ran and radixkv was faster than each of them at everything.
+each does a slice of each work, so that whatever else the machine does hits all alike. A peer that fails is named and
+left out. Each pair of peer and work has its verdict. Exit 1 unless all ran and radixkv was faster than each of them at
+everything.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from bench.peers.recipes import OURS, PEERS, ROOT, Peer
-from bench.rows import Row
-from bench.stopwatch import Summary, summarize
+from bench.peers.recipes import PEERS, ROOT, Peer
+from bench.peers.report import Figures, rows, table, verdict
 
 SLICES = {"W3": (5, 60), "W4": (5, 60), "W4b": (10, 200)}
 """Admissions of one slice: unmeasured ones, to warm the caches that another worker has cooled, then measured ones."""
@@ -30,29 +30,24 @@ class PeerFailed(Exception):
 
 @dataclass
 class Worker:
-    """A peer's process and what it has measured: per work, microseconds per round."""
+    """A peer's process, its state built."""
 
-    peer: Peer
     process: subprocess.Popen[str]
-    version: str
-    rounds: dict[str, list[list[float]]] = field(default_factory=lambda: {work: [] for work in SLICES})
+    found: Figures
 
     def slice(self, work: str) -> None:
         warm, count = SLICES[work]
         assert self.process.stdin is not None
         print(work, warm, count, file=self.process.stdin, flush=True)
-        self.rounds[work].append([nanoseconds / 1000 for nanoseconds in json.loads(_line(self.process, self.peer))])
+        measured = json.loads(_line(self.process, self.found.peer))
+        self.found.rounds[work].append([nanoseconds / 1000 for nanoseconds in measured])
 
-    def summary(self, work: str) -> Summary:
-        return summarize(us for measured in self.rounds[work] for us in measured)
 
-    def medians(self, work: str) -> list[float]:
-        return [summarize(measured).p50 for measured in self.rounds[work]]
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=30)
+def close(process: subprocess.Popen[str]) -> None:
+    """A worker ends when its input does, and it is waited for."""
+    with process:
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def _line(process: subprocess.Popen[str], peer: Peer) -> str:
@@ -63,31 +58,41 @@ def _line(process: subprocess.Popen[str], peer: Peer) -> str:
     return line
 
 
-def start(peer: Peer) -> Worker:
-    """The worker of a peer, its state built."""
+def start(peer: Peer) -> subprocess.Popen[str]:
+    """The worker's process; it builds its state, which takes seconds, and then says so."""
     single_threaded = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         peer.command(), cwd=ROOT, env=single_threaded, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+
+
+def wait_ready(peer: Peer, process: subprocess.Popen[str]) -> Worker:
     ready = json.loads(_line(process, peer))
     say(f"{peer.name} {ready['version']} is ready")
-    return Worker(peer, process, ready["version"])
+    return Worker(process, Figures(peer, ready["version"]))
 
 
 def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def make_environments(peers: Sequence[Peer]) -> None:
+def with_environment(peers: Sequence[Peer]) -> list[Peer]:
+    """Those peers whose environment is there, or could be made now."""
+    broken = set()
     for environment in dict.fromkeys(peer.environment for peer in peers if peer.environment is not None):
         if not environment.ready():
             say(f"making {environment.folder} (once, some minutes)")
-            environment.make()
+            try:
+                environment.make()
+            except (subprocess.CalledProcessError, OSError) as error:
+                say(f"FAILED: {environment.folder}: {error}")
+                broken.add(environment)
+    return [peer for peer in peers if peer.environment not in broken]
 
 
 def measure(workers: Sequence[Worker], rounds: int) -> None:
     for number in range(rounds):
-        turn = number % len(workers)
+        turn = number % max(1, len(workers))
         order = [*workers[turn:], *workers[:turn]]
         for work in SLICES:
             for worker in order:
@@ -95,85 +100,25 @@ def measure(workers: Sequence[Worker], rounds: int) -> None:
         say(f"round {number + 1} of {rounds} is done")
 
 
-def rows(workers: Sequence[Worker]) -> list[Row]:
-    """Each one's median; and for each peer how much of its time radixkv takes, which should be less than all.
-
-    The latter is of all rounds; its p50 and p99 are the median and the least favourable round.
-    """
-    made = []
-    for work in SLICES:
-        for worker in workers:
-            found = worker.summary(work)
-            made.append(Row(_row_name(work, worker), found.p50, "us", 0.0, None, found.n, found.p50, found.p99))
-    ours, others = _apart(workers)
-    if ours is None:
-        return made
-    for work in SLICES:
-        for worker in others:
-            theirs, ratios = worker.summary(work).p50, sorted(_ratios(work, ours, worker))
-            name = f"{_row_name(work, ours)}_over_{worker.peer.slug}"
-            value = ours.summary(work).p50 / theirs
-            made.append(Row(name, value, "x", theirs, 1.0, len(ratios), summarize(ratios).p50, ratios[-1]))
-    return made
-
-
-def _row_name(work: str, worker: Worker) -> str:
-    return f"peers.{work}.{worker.peer.slug}"
-
-
-def _apart(workers: Sequence[Worker]) -> tuple[Worker | None, list[Worker]]:
-    others = [worker for worker in workers if worker.peer.name != OURS]
-    return next((worker for worker in workers if worker.peer.name == OURS), None), others
-
-
-def _ratios(work: str, ours: Worker, theirs: Worker) -> list[float]:
-    """radixkv's median by the other's, a round each."""
-    return [a / b for a, b in zip(ours.medians(work), theirs.medians(work), strict=True)]
-
-
-def table(workers: Sequence[Worker]) -> str:
-    """Medians in us; in brackets how many times radixkv's that is: over all rounds, and in the least favourable one."""
-    ours, _ = _apart(workers)
-    lines = [
-        "us an admission, median (times radixkv's: all rounds, least favourable round; LOST: radixkv is slower)",
-        "",
-    ]
-    lines.append(f"{'':22s}" + "".join(f"{work:>30s}" for work in SLICES))
-    for worker in workers:
-        cells = "".join(f"{_cell(work, ours, worker):>30s}" for work in SLICES)
-        lines.append(f"{worker.peer.name + ' ' + worker.version:22s}{cells}")
-    lines += ["", "timed:", *(f"  {worker.peer.name:14s}{worker.peer.timed}" for worker in workers)]
-    return "\n".join(lines)
-
-
-def _cell(work: str, ours: Worker | None, worker: Worker) -> str:
-    median = worker.summary(work).p50
-    if ours is None or worker is ours:
-        return f"{median:,.1f}"
-    times = median / ours.summary(work).p50
-    lost = " LOST" if times < 1 else ""
-    return f"{median:,.1f} ({times:.1f}x, {1 / max(_ratios(work, ours, worker)):.1f}x){lost}"
-
-
 def run(peers: Sequence[Peer], rounds: int, as_json: bool) -> bool:
-    """Measure and print. True if all of it went as it should and radixkv was the fastest at everything."""
-    make_environments(peers)
+    """Measure and print. True if all of it went as it should and radixkv was faster than each peer at everything."""
+    processes = [(peer, start(peer)) for peer in with_environment(peers)]
     workers: list[Worker] = []
-    failed = False
     try:
-        for peer in peers:
+        for peer, process in processes:
             try:
-                workers.append(start(peer))
+                workers.append(wait_ready(peer, process))
             except PeerFailed as error:
                 say(f"FAILED: {error}")
-                failed = True
         measure(workers, rounds)
     finally:
-        for worker in workers:
-            worker.close()
-    made = rows(workers)
-    print("\n".join(row.as_json() for row in made) if as_json else table(workers))
-    return not failed and all(row.ok for row in made)
+        for _, process in processes:
+            close(process)
+    found = [worker.found for worker in workers]
+    made = rows(found)
+    print("\n".join(row.as_json() for row in made) if as_json else table(found))
+    say(verdict(made))
+    return len(workers) == len(peers) and all(row.ok for row in made)
 
 
 def main() -> None:
@@ -183,7 +128,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object a line instead of the table")
     arguments = parser.parse_args()
     chosen = [peer for peer in PEERS if not arguments.peer or peer.name in arguments.peer]
-    sys.exit(0 if run(chosen, arguments.rounds, arguments.json) else 1)
+    try:
+        sys.exit(0 if run(chosen, arguments.rounds, arguments.json) else 1)
+    except PeerFailed as error:
+        sys.exit(f"FAILED: {error}")
 
 
 if __name__ == "__main__":
