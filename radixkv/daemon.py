@@ -213,7 +213,8 @@ class Daemon:
         poller.register(requests, zmq.POLLIN)
         poller.register(self._epoll.fileno(), zmq.POLLIN)
         while not self._stop:
-            ready = poller.poll(max(0, int((self._due - self._now) * 1000) + 1))
+            wait_s = self._due - self._now
+            ready = poller.poll(int(wait_s * 1000) + 1 if wait_s > 0 else 0)
             self._advance()
             asked = False
             for item, _ in ready:
@@ -233,7 +234,7 @@ class Daemon:
         """Read the clock. What passes while the process is stopped counts as one tick of running time at most."""
         now = time.monotonic()
         passed = now - self._now
-        self._running_s += min(TICK_S, passed)
+        self._running_s += min(passed, self._tick_s)
         self._now = now
 
     def _serve_time(self) -> None:
@@ -243,7 +244,7 @@ class Daemon:
             return
         self._step(Tick(self._running_s))
         if self._now >= self._next_tick:
-            self._next_tick = self._now + TICK_S
+            self._next_tick = self._now + self._tick_s
             self.members.sweep(self._now)
             if self._recounts and self._now >= self._next_check:
                 self._next_check = self._now + CHECK_S
