@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 
 from bench.stopwatch import Summary
 
+TABLE_WIDTH = 100
+"""Columns that no figure's name needs to be cut for, also where the output is no terminal."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -75,12 +78,13 @@ def as_text(made: Row) -> str:
 
 def print_table(rows: Sequence[Row], title: str) -> None:
     """All rows as one table on a terminal."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("figure", "value", "unit", "bar", "", "beside", "p99", "n"):
-        table.add_column(heading, justify="left" if heading in ("figure", "unit") else "right")
+        table.add_column(heading, justify="left" if heading in ("figure", "unit") else "right", no_wrap=True)
     for made in rows:
         verdict = "" if made.bar is None else "[green]ok[/green]" if made.ok else "[red]over[/red]"
         table.add_row(
@@ -93,4 +97,9 @@ def print_table(rows: Sequence[Row], title: str) -> None:
             f"{made.p99:,.4g}" if made.n > 1 else "",
             f"{made.n:,}" if made.n > 1 else "",
         )
-    Console().print(table)
+    missed = sum(not made.ok for made in rows)
+    judged = sum(made.bar is not None for made in rows)
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    console.print(table)
+    console.print(f"{judged - missed} of {judged} bars are kept")

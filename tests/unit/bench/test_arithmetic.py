@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bench.rows import Row, row, single
+from bench.rows import Row, print_table, row, single
 from bench.stopwatch import percentile, process_cpu_s, quiet, summarize, time_each
 
 
@@ -68,3 +68,18 @@ def test_each_item_is_timed_and_what_makes_it_is_not() -> None:
     seen: list[int] = []
     assert len(time_each(seen.append, iter(range(5)))) == 5
     assert seen == list(range(5))
+
+
+def test_the_table_cuts_no_name_and_counts_the_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        single("index.reserve_full_1m_over_1k", "x", 1.6, 1.5, 23.5),
+        single("daemon.idle_cpu_percent", "%", 0.1, 1.0),
+        row("index.memcmp_us", "us", summarize([5.0, 6.0, 7.0])),
+    ]
+    print_table(rows, "figures")
+    printed = capsys.readouterr().out
+    lines = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "." in line}
+    assert lines["index.reserve_full_1m_over_1k"] == ["1.6", "x", "1.5", "over", "23.5"]
+    assert lines["daemon.idle_cpu_percent"] == ["0.1", "%", "1", "ok"]
+    assert lines["index.memcmp_us"] == ["6", "us", "7", "3"]
+    assert "1 of 2 bars are kept" in printed
