@@ -309,6 +309,7 @@ class Link:
         connection = self._connection
         if connection is not None:
             self.lose(connection)
+            connection.session.memories.clear()  # unmapped when the last view is gone, not when a collector comes
         for line in list(self._lines):
             line.close()
         self._notify()

@@ -70,6 +70,23 @@ def test_any_use_in_the_child_raises_forked(client: Any, pool: Any, ns: Any) -> 
         assert client.stats().sessions == 1
 
 
+def test_clients_that_were_closed_before_are_no_obstacle(client: Any, connect: Any, pool: Any) -> None:
+    closed = [connect(), connect()]
+    for one in closed:
+        one.pool("default")
+        one.close()
+
+    def check() -> None:
+        with pytest.raises(radixkv.Forked):
+            client.stats()
+        for one in closed:
+            with pytest.raises(radixkv.RadixKVError):
+                one.stats()
+
+    in_child(check)
+    assert client.stats().sessions == 1
+
+
 def test_the_childs_end_is_not_the_parents(client: Any, pool: Any, ns: Any) -> None:
     with pool.reserve(range(10), namespace=ns) as seq:
         script_ends = in_child
