@@ -71,8 +71,8 @@ EXIT_DRAINED, EXIT_CONFIG, EXIT_IN_USE, EXIT_MEMORY, EXIT_BROKEN = 0, 2, 3, 4, 7
 
 TICK_S = 1.0
 CHECK_S = 5.0
-CHECK_PAGES_MAX = 16_384
-"""Pools larger than this in all are recounted only with ``paranoid``: a recount must not be felt."""
+CHECK_PAGES_MAX = 4_096
+"""More pages than this in all are recounted only with ``paranoid``: a recount must not be felt (about 2 us a page)."""
 
 _REQUESTS_BEFORE_TICK = 64
 _LEAVE_NOTHING_PENDING = frozenset((Reserve, Step, Heartbeat, Lookup, Stats))

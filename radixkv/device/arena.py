@@ -114,26 +114,38 @@ def _meminfo_available() -> int:
 
 
 def _cgroup_directories() -> list[Path]:
-    """This process's control group (version 2) and the groups above it."""
+    """This process's control group and the groups above it, of version 2 and of version 1's memory controller."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    own = [line[3:] for line in lines if line.startswith("0::")]
-    if not own:
-        return []
-    leaf = _CGROUP / own[0].lstrip("/")
-    return [leaf, *(parent for parent in leaf.parents if parent.is_relative_to(_CGROUP))]
+    found = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or "memory" in controllers.split(","):
+            root = _CGROUP if number == "0" else _CGROUP / "memory"
+            leaf = root / path.lstrip("/")
+            found += [leaf, *(parent for parent in leaf.parents if parent.is_relative_to(root))]
+    return found
+
+
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Limit, use, and the page cache that can go, in version 2 and version 1."""
 
 
 def _cgroup_room(directory: Path) -> int | None:
-    """Bytes until a control group's limit; None without one. Page cache of files counts as room."""
-    try:
-        limit = (directory / "memory.max").read_text().strip()
-        if limit == "max":
-            return None
-        current = int((directory / "memory.current").read_text())
-        stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    return int(limit) - current + int(stat.get("inactive_file", 0))
+    """Bytes until a control group's limit; None without one."""
+    for limit_file, usage_file, cache_key in _CGROUP_FILES:
+        try:
+            limit = (directory / limit_file).read_text().strip()
+            if limit == "max":
+                return None
+            used = int((directory / usage_file).read_text())
+            stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        return int(limit) - used + int(stat.get(cache_key, 0))
+    return None

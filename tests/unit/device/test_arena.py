@@ -114,12 +114,21 @@ def test_the_kernels_own_refusal_is_the_same_error() -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_control_group_bounds_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("limit", "used", "cache"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_a_control_group_bounds_what_is_available(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, used: str, cache: str
+) -> None:
     group = tmp_path / "pod"
     group.mkdir()
-    (group / "memory.max").write_text("200000000\n")
-    (group / "memory.current").write_text("150000000\n")
-    (group / "memory.stat").write_text("anon 100000000\ninactive_file 50000000\n")
+    (group / limit).write_text("200000000\n")
+    (group / used).write_text("150000000\n")
+    (group / "memory.stat").write_text(f"anon 100000000\n{cache} 50000000\n")
     (tmp_path / "memory.max").write_text("max\n")
     monkeypatch.setattr(arena, "_cgroup_directories", lambda: [group, tmp_path, tmp_path / "none"])
     assert arena.available_bytes() == 100_000_000
