@@ -7,6 +7,7 @@ outcome differs. It takes from the real reply only what the engine is free to ch
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from fuzz.model import verbs
@@ -50,7 +51,9 @@ class EngineModel:
                 self._tick(command, now)
             case commands.Drain():
                 self._drain()
-        self._reclaimed(outcome)
+        body = command.body if isinstance(command, commands.Request) else command
+        if isinstance(body, commands.Tick | commands.Invalidate):
+            self._reclaimed(outcome)
         self._expire(now)
         while sum(self._serve_queue(pool) for pool in self.state.pools.values()):
             pass  # a session revoked for one pool's sake may have made room in another
@@ -334,11 +337,12 @@ class EngineModel:
         return failure(Refused("out_of_pages", need=need, available=available, waited_s=waited, never_fits=False))
 
     def _reclaimed(self, outcome: commands.Outcome) -> None:
-        """Pages of invalidated epochs that the engine has taken back of its own accord."""
+        """Pages of invalidated epochs that the engine has taken back of its own accord, before it took any pages."""
+        before = list(takewhile(lambda write: not isinstance(write, commands.Assign), outcome.writes))
         for name, pool in self.state.pools.items():
             gone = {
                 page
-                for write in outcome.writes
+                for write in before
                 if isinstance(write, commands.Retire) and write.pool == name and not write.quarantined
                 for page in unpack_pages(write.pages)
             }

@@ -140,3 +140,22 @@ def test_lengths_are_tokens_and_tables_are_pages(page_size):
         one.truncate(held, length // 2)
         assert len(held.pages) == -(-(length // 2) // page_size)
         one.free(held)
+
+
+def test_a_source_of_rows_is_held_alone_from_private_page_to_cached_page_to_the_next_source():
+    pair, one = workers(12, 1)
+    parent = one.compute([1, 2, 3, 4, 5, 6])
+    child = one.fork(parent)[0]
+    one.extend(parent, [7, 8, 9, 9, 9, 9])
+    one.commit(parent, 12)
+    one.free(parent)
+    assert pair.real.snapshot()["pools"]["a"]["evictable_pages"] == 1
+    assert one.step(copied=[child.seq]).copied == [None]
+    assert pair.real.snapshot()["pools"]["a"]["evictable_pages"] == 2
+    one.extend(child, [70, 80])
+    one.commit(child, 8)
+    for n in (7, 6):
+        one.truncate(child, n)
+    assert one.step(copied=[child.seq]).copied == [None]
+    one.free(child)
+    assert counts(pair) == {"free": 8, "cached": 4}

@@ -239,3 +239,11 @@ def test_a_draining_engine_takes_nothing_new_and_lets_the_rest_come_to_its_end()
     one.free(held)
     assert one.lookup(range(12)) == 12
     assert pair.real.snapshot()["draining"] is True
+
+
+def test_who_waits_is_served_as_soon_as_others_have_computed_its_prefix():
+    pair, one, two = workers(4, 2)
+    held = one.reserve(P)
+    assert two.try_reserve([*P, 1], wait_s=60.0) is None
+    outcome = pair.do(pair.request(one.session, commands.Step(commit=[commands.Commit(held.seq, 12)])))
+    assert [late.reply.cached_tokens for late in outcome.granted] == [12]
