@@ -10,6 +10,7 @@ import random
 import pytest
 
 from fuzz.pairs.worker import Worker, counts, refused_for_pages, small_pair, workers
+from radixkv import commands
 
 P = list(range(1, 13))
 """Three pages."""
@@ -159,3 +160,25 @@ def test_a_source_of_rows_is_held_alone_from_private_page_to_cached_page_to_the_
     assert one.step(copied=[child.seq]).copied == [None]
     one.free(child)
     assert counts(pair) == {"free": 8, "cached": 4}
+
+
+def test_rows_are_copied_from_a_page_that_became_a_shadow_meanwhile():
+    pair, one, two = workers(12, 2)
+    parent = one.compute([1, 2, 3, 4, 5, 6])
+    early = one.fork(parent, 6)[0]
+    two.compute([1, 2, 3, 4, 5, 6, 7, 8])
+    one.extend(parent, [7, 8])
+    one.commit(parent, 8)
+    assert counts(pair)["shadow"] == 1
+    late = one.fork(parent, 6)[0]
+    assert late.copy_rows[0][0] == early.copy_rows[0][0] == parent.pages[1]
+    one.free(parent)
+    assert one.step(copied=[late.seq, early.seq]).copied == [None, None]
+    assert "shadow" not in counts(pair)
+
+
+def test_no_forks_need_no_ids():
+    _, one = workers(4, 1)
+    held = one.compute(P[:4])
+    (none,) = one.step(share=[commands.Share(held.seq, None, 0, held.seq)]).share
+    assert none == commands.Shared(4, 1)

@@ -4,13 +4,15 @@ Every step is also compared with the naive model and recounted (``EnginePair``),
 about it. Pages have 4 tokens unless a test says otherwise.
 """
 
+import dataclasses
+
 import pytest
 
 from fuzz.model.packing import pack_tokens, unpack_pages
 from fuzz.pairs.engine import EnginePair
 from fuzz.pairs.worker import NAMESPACE, Worker, code, counts, refused_for_pages, small_config, workers
 from radixkv import commands
-from radixkv.config import Limits
+from radixkv.config import Config, Limits, ServerConfig
 
 P = list(range(1, 13))
 """Three pages."""
@@ -247,3 +249,30 @@ def test_who_waits_is_served_as_soon_as_others_have_computed_its_prefix():
     assert two.try_reserve([*P, 1], wait_s=60.0) is None
     outcome = pair.do(pair.request(one.session, commands.Step(commit=[commands.Commit(held.seq, 12)])))
     assert [late.reply.cached_tokens for late in outcome.granted] == [12]
+
+
+def test_what_takes_nothing_from_anybody_is_granted_however_short_the_pool_is():
+    pair, one = workers(4, 1, session_floor_pages=2)
+    busy = one.compute(P[:8])
+    two, _ = Worker(pair), Worker(pair)
+    refused_for_pages(one.try_reserve([1]), need=1, available=0)
+    refused_for_pages(two.try_reserve([1]), need=1, available=0)
+    assert one.reserve(P[:8], last_page="keep").pages == busy.pages
+    assert one.reserve([]).pages == []
+
+
+def test_a_session_revoked_for_one_pool_makes_room_in_the_other():
+    small = small_config(2).pools[0]
+    config = Config(server=ServerConfig(lease_s=20.0), pools=(small, dataclasses.replace(small, name="b")))
+    pair = EnginePair(config)
+    silent, one, two = Worker(pair), Worker(pair), Worker(pair)
+    for pool in ("a", "b"):
+        tokens = pack_tokens(range(8))
+        silent.ask(commands.Reserve(pool, ord(pool), NAMESPACE, tokens))
+        silent.step(commit=[commands.Commit(ord(pool), 8)])
+    pair.tick(15.0)
+    for worker, pool in ((one, "a"), (two, "b")):
+        assert worker.ask(commands.Reserve(pool, 1, NAMESPACE, pack_tokens(range(50, 58)), wait_s=60.0)) is None
+    outcome = pair.tick(10.0)
+    assert outcome.ended == [silent.session]
+    assert [late.session for late in outcome.granted] == [one.session, two.session]
