@@ -22,12 +22,10 @@ import resource
 import select
 import signal
 import socket
-import sys
 import time
 from collections import deque
 from typing import Any, NamedTuple
 
-import structlog
 import zmq
 
 from radixkv.commands import (
@@ -62,6 +60,7 @@ from radixkv.engine.engine import Engine
 from radixkv.errors import ConfigError, PermissionDenied
 from radixkv.ipc.attach import Listener
 from radixkv.ipc.endpoint import Claim, Endpoint, EndpointInUse, prepare_directory, resolve
+from radixkv.ipc.log import Lines, open_log
 from radixkv.ipc.members import Members
 from radixkv.ipc.router import Router
 from radixkv.ipc.signals import signal_socket, take_signals
@@ -84,6 +83,8 @@ _RECENT_BYTES = 2 * 1024
 hold on to it makes each request touch memory that no cache has (measured: 7 us a request of 8 KiB)."""
 
 _OPEN_FILES = 65_536
+_REPORT_PATIENCE_MS = 10
+"""How long each line of the last report waits for somebody to read stderr."""
 
 
 def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:  # noqa: ARG001 (every start is cold)
@@ -91,10 +92,10 @@ def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:
 
     Exit codes: 0 drained, 2 configuration or permissions, 3 endpoint in use, 4 memory, 70 broken invariant.
     """
-    log = _logger()
+    log, lines = open_log()
     try:
         with contextlib.ExitStack() as stack:
-            return _start(stack, config, paranoid, log).run()
+            return _start(stack, config, paranoid, (log, lines)).run()
     except (ConfigError, PermissionDenied) as error:
         log.critical("configuration refused", error=str(error))
         return EXIT_CONFIG
@@ -106,21 +107,7 @@ def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:
         return EXIT_MEMORY
 
 
-def _logger() -> Any:
-    """Lines of key=value on stderr. Nothing is logged for a request."""
-    processors: list[Any] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-    ]
-    return structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
-        processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger("info"),
-    )
-
-
-def _start(stack: contextlib.ExitStack, config: Config, paranoid: bool, log: Any) -> Daemon:
+def _start(stack: contextlib.ExitStack, config: Config, paranoid: bool, log: tuple[Any, Lines]) -> Daemon:
     """Take the endpoint, then the memory, then open the doors; ``stack`` gives all of it back in reverse order."""
     signals = stack.enter_context(signal_socket())
     endpoint = resolve(config.server.endpoint)
@@ -167,13 +154,15 @@ class _Parts(NamedTuple):
 class Daemon:
     """Joins the engine with its edges; ``run`` is the loop."""
 
-    def __init__(self, config: Config, endpoint: Endpoint, parts: _Parts, paranoid: bool, log: Any) -> None:
+    def __init__(
+        self, config: Config, endpoint: Endpoint, parts: _Parts, paranoid: bool, log: tuple[Any, Lines]
+    ) -> None:
         self._config = config
         self._endpoint = endpoint
         self._pools, self._router, listener, self._epoll, self._signals = parts
         self._tables = {name: pool.table for name, pool in self._pools.items()}
         self._paranoid = paranoid
-        self._log = log
+        self._log, self._lines = log
         self.boot_id = os.urandom(16).hex()
         self.cache_id = next(iter(self._tables.values())).geometry.cache_id
         self._engine = Engine(config, self.boot_id, self.cache_id)
@@ -402,8 +391,9 @@ class Daemon:
         """Mark the tables first: the next start must not trust them, whatever happens to this report."""
         for table in self._tables.values():
             table.taint()
+        self._lines.patience_ms = _REPORT_PATIENCE_MS
         for at, command in self._recent:
-            print(json.dumps({"at": at, "command": repr(command)[:2000]}), file=sys.stderr)
+            self._lines.write(json.dumps({"at": at, "command": repr(command)[:2000]}))
         self._log.critical("broken: this is a bug in radixkv", error=f"{type(error).__name__}: {error}", exc_info=error)
 
 

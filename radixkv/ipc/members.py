@@ -27,6 +27,7 @@ from radixkv.commands import (
     MapPool,
     PoolMap,
     Welcome,
+    failure,
 )
 from radixkv.errors import BadRequest, LimitExceeded, RadixKVError, SessionLost, VersionMismatch
 from radixkv.ipc import wire
@@ -149,7 +150,7 @@ class Members:
                 return
             answer, fds = self._answer(member, packet)
         except RadixKVError as error:
-            answer, fds = Failure(error.code, error.message, error.details), ()
+            answer, fds = failure(error), ()
         if not member.peer.send(answer, fds):
             self._disconnected(member)
 

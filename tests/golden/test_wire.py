@@ -54,7 +54,11 @@ def listed(value: Any) -> Any:
 def test_both_decoders_read_what_was_written(message: dict[str, Any]) -> None:
     frame, value = bytes.fromhex(message["bytes"]), unhexed(message["value"])
     assert msgpack.unpackb(frame) == value
-    assert listed(typed(message["where"], frame)) == value
+    found = listed(typed(message["where"], frame))
+    if message["where"] in ("request", "reply"):
+        assert found[:-1] == value[:-1]
+        found, value = found[-1], value[-1]
+    assert found[: len(value)] == value, "what has been added since has its default"
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["name"])
@@ -64,11 +68,11 @@ def test_the_other_encoder_writes_the_same_bytes(message: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["name"])
 def test_a_field_from_a_newer_peer_is_ignored(message: dict[str, Any]) -> None:
-    value = unhexed(message["value"])
+    now = typed(message["where"], bytes.fromhex(message["bytes"]))
+    value = listed(now)
     body = value[-1] if message["where"] in ("request", "reply") else value
-    before = typed(message["where"], msgpack.packb(value))
     body.append({"added": ["later"]})
-    assert typed(message["where"], msgpack.packb(value)) == before
+    assert typed(message["where"], msgpack.packb(value)) == now
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["name"])

@@ -12,7 +12,21 @@ import time
 import pytest
 import zmq
 
-from radixkv.commands import Bye, Extend, Failure, Free, Hello, Lookup, MapPool, Reserved, Share, Stats, Step, Welcome
+from radixkv.commands import (
+    Bye,
+    Extend,
+    Failure,
+    Free,
+    Heartbeat,
+    Hello,
+    Lookup,
+    MapPool,
+    Reserved,
+    Share,
+    Stats,
+    Step,
+    Welcome,
+)
 from radixkv.errors import LimitExceeded, Unavailable, VersionMismatch
 from radixkv.ipc import wire
 from radixkv.ipc.attach import Attachment
@@ -250,6 +264,37 @@ def test_peers_that_never_read_take_bounded_memory_and_nobodys_time(daemon, work
     assert worker.stats()["counters"]["requests"] > 0
     for dealer in deaf:
         dealer.close()
+
+
+def test_deadlines_are_kept_under_a_flood(daemon, worker, raw_worker, wait_until) -> None:
+    """Requests without end do not keep the clock from being looked at."""
+    flooder = raw_worker(daemon.endpoint)
+    stop = threading.Event()
+
+    def flood() -> None:
+        poller = zmq.Poller()
+        poller.register(flooder.dealer, zmq.POLLIN)
+        while not stop.is_set():
+            for _ in range(30):
+                flooder.send(Heartbeat())
+            while poller.poll(0):
+                flooder.dealer.recv()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        wait_until(lambda: worker.stats()["counters"]["requests"] > 5_000)
+        full = worker.reserve(1, b"", headroom=4 * 16)
+        assert isinstance(full, Reserved)
+        late = worker.reserve(2, b"", headroom=4, wait_s=0.2)
+    finally:
+        stop.set()
+        thread.join()
+    assert isinstance(late, Failure) and late.code == "out_of_pages"
+    assert 0.2 <= late.details["waited_s"] < 1.0
+    flooder.dealer.close()
+    flooder.dealer = flooder.socket()
+    assert flooder.ask(Bye())
 
 
 def test_sessions_are_bounded(daemon_factory, raw_worker) -> None:
