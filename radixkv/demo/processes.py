@@ -1,4 +1,7 @@
-"""The demo's processes: one daemon, and workers whose events are collected in one place."""
+"""The demo's processes: one daemon, and workers whose events are collected in one place.
+
+Each has a process group of its own, so that a Ctrl-C reaches the demo alone, which then ends them in order.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,7 @@ class DaemonProcess:
         command = [sys.executable, "-m", "radixkv", "serve", "--endpoint", f"ipc://{folder / 'radixkv.sock'}"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment, process_group=0
             )
         self.ready = self._wait_ready()
 
@@ -82,6 +85,7 @@ class WorkerProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "radixkv.demo.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True,
+                process_group=0,
             )  # fmt: skip
         threading.Thread(target=self._read, args=(events,), daemon=True).start()
         self.order(setup)
@@ -143,19 +147,33 @@ OnEvent = Callable[[Job, dict[str, Any]], None]
 
 
 class Crew:
-    """The workers, and the one queue in which what they say arrives in order."""
+    """The workers, and the one queue in which what they say arrives in order. setup: each one's first line of input."""
 
-    def __init__(self, folder: Path, setup: dict[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.setup: dict[str, Any] = {}
         self._folder = folder
-        self._setup = setup
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.workers: list[WorkerProcess] = []
+
+    @contextlib.contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM arrive as an event like any other, so that none comes while a process is being started."""
+
+        def note(number: int, _frame: object) -> None:
+            self._events.put((None, {"event": "signal", "number": number}))
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def hire(self, count: int, on_ready: Callable[[WorkerProcess], None]) -> list[WorkerProcess]:
         """Start workers side by side and wait until all have loaded the model. Raises DemoFailed."""
         first = len(self.workers) + 1
         new = [
-            WorkerProcess(number, self._setup, self._folder / f"worker-{number}.log", self._events)
+            WorkerProcess(number, self.setup, self._folder / f"worker-{number}.log", self._events)
             for number in range(first, first + count)
         ]
         self.workers += new
@@ -211,6 +229,10 @@ class Crew:
             worker, event = self._events.get(timeout=SILENCE_TIMEOUT_S)
         except queue.Empty:
             raise DemoFailed(f"no worker said anything for {SILENCE_TIMEOUT_S:.0f} s") from None
+        if event["event"] == "signal":
+            if event["number"] == signal.SIGINT:
+                raise KeyboardInterrupt
+            sys.exit(128 + event["number"])
         return worker, event
 
 

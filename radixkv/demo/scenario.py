@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -64,15 +63,14 @@ def run_demo(load: Callable[[], Task], as_json: bool) -> int:
 
 def _run(task: Task, console: Console) -> report.Result:
     with contextlib.ExitStack() as stack:
-        # SIGTERM ends the demo as Ctrl-C does: through the clean-up below.
-        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminated))
         folder = Path(stack.enter_context(_folder()))
         display = stack.enter_context(Display(console))
+        crew = Crew(folder)
+        stack.enter_context(crew.stopped_by_signals())
         daemon = DaemonProcess(folder)
         stack.callback(daemon.kill)
         client = stack.enter_context(radixkv.connect(daemon.endpoint))
-        setup = {"endpoint": daemon.endpoint, "document": task.document, "max_new_tokens": MAX_NEW_TOKENS}
-        crew = Crew(folder, setup)
+        crew.setup = {"endpoint": daemon.endpoint, "document": task.document, "max_new_tokens": MAX_NEW_TOKENS}
         stack.callback(crew.kill)
         scenario = _Scenario(task, crew, client, display)
         scenario.answer_questions()
@@ -87,10 +85,6 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for sockets and logs. A socket's path may have 107 characters, which a long $TMPDIR would exceed."""
     fits = len(tempfile.gettempdir()) <= TEMPORARY_PATH_MAX
     return tempfile.TemporaryDirectory(prefix="radixkv-demo-", dir=None if fits else "/tmp")  # noqa: S108 - mode 0700
-
-
-def _terminated(number: int, _frame: object) -> None:
-    sys.exit(128 + number)
 
 
 class _Scenario:

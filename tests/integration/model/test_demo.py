@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -97,6 +98,31 @@ def test_a_document_beyond_the_model_is_refused(tmp_path: Path, smollm2_files: A
     assert done.stdout == ""
     assert "this model takes at most 8168" in " ".join(done.stderr.split())
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_demo_that_is_ended_early_leaves_nothing_behind(
+    smollm2_files: Any, wait_until: Any, number: int, code: int
+) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="radixkv-"))
+    command = [sys.executable, "-m", "radixkv", "demo", "--json"]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as running:
+        try:
+            # Its workers have been started, and are loading the model.
+            wait_until(lambda: any(folder.glob("*/worker-2.log")), timeout=60, what="the start of the workers")
+            children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+            running.send_signal(number)
+            output, _ = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == code
+    assert output == ""
+    assert len(children) >= 2
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    folder.rmdir()
 
 
 def test_the_default_document_is_long(smollm2_model: Any) -> None:
