@@ -267,25 +267,23 @@ class Outgoing:
 def pack(items: Iterable[Item], limit: int = 4096) -> list[Batch]:
     """The fewest messages of at most ``limit`` items in which each sequence's items keep their order."""
     batches: list[Batch] = []
-    places: dict[int, tuple[int, int]] = {}
+    places: dict[SequenceState, tuple[int, int]] = {}
     for item in items:
-        first, rank = places.get(id(item.seq), (0, -1))
+        at, rank = places.get(item.seq, (0, -1))
         if item.rank < rank or rank == HandoffItem.rank:
-            first += 1
-        at = _room(batches, first, item, limit)
+            at += 1
+        while at < len(batches) and not _has_room(batches[at], item, limit):
+            at += 1
+        if at == len(batches):
+            batches.append(Batch())
         batches[at].items.append(item)
-        places[id(item.seq)] = (at, item.rank)
+        places[item.seq] = (at, item.rank)
     return batches
 
 
-def _room(batches: list[Batch], first: int, item: Item, limit: int) -> int:
-    """Index of the first message from ``first`` on that can take the item; a new one if there is none."""
-    for at in range(first, len(batches)):
-        held = batches[at].items
-        if item.field and held[0].field and len(held) < limit:
-            return at
-    batches.append(Batch())
-    return len(batches) - 1
+def _has_room(batch: Batch, item: Item, limit: int) -> bool:
+    held = batch.items
+    return bool(item.field and held[0].field) and len(held) < limit
 
 
 def lost(reply: Reply) -> bool:
@@ -294,6 +292,8 @@ def lost(reply: Reply) -> bool:
 
 def natural(name: str, value: Any) -> int:
     """A whole number from 0. Errors: BadRequest."""
+    if type(value) is int and 0 <= value < 2**63:
+        return value
     try:
         number = value.__index__()
     except (AttributeError, TypeError):

@@ -71,7 +71,7 @@ class Outbox:
         self._cancels: deque[tuple[Session, int]] = deque()
         self._queues: dict[SequenceState, deque[Deferred]] = {}
         self._flying: dict[SequenceState, list[Item]] = {}
-        self._failed: deque[SequenceState] = deque(maxlen=FAILED_KEPT)
+        self._failed: dict[SequenceState, None] = {}
 
     def detach(self) -> None:
         """Nobody is to be called any more."""
@@ -137,9 +137,15 @@ class Outbox:
     def failure(self, pool: Any) -> RadixKVError | None:
         """The first deferred error of a pool that nobody has seen; it counts as seen."""
         for seq in list(self._failed):
-            if seq.pool is pool and seq.deferred_error is not None:
-                return seen(seq)
+            if seq.pool is pool:
+                return self.seen(seq)
         return None
+
+    def seen(self, seq: SequenceState) -> RadixKVError | None:
+        """The sequence's deferred error, if it has one; it is told now."""
+        error, seq.deferred_error = seq.deferred_error, None
+        self._failed.pop(seq, None)
+        return error
 
     # -- taking out -----------------------------------------------------------------------------------------------
 
@@ -227,13 +233,9 @@ class Outbox:
     def _note(self, seq: SequenceState, error: RadixKVError) -> None:
         if seq.deferred_error is None:
             seq.deferred_error = error
-        self._failed.append(seq)
-
-
-def seen(seq: SequenceState) -> RadixKVError | None:
-    """The sequence's deferred error, which has now been told."""
-    error, seq.deferred_error = seq.deferred_error, None
-    return error
+        self._failed[seq] = None
+        if len(self._failed) > FAILED_KEPT:
+            del self._failed[next(iter(self._failed))]
 
 
 def _with_drops(batches: list[Batch], dropped: list[int]) -> list[Batch]:

@@ -143,23 +143,21 @@ class SequenceState:
     def committed_to(self, n: int) -> None:
         """Complete up to n; the copies have been made, their sources are no longer held."""
         page = self.memory.spec.page_size
-        facts = self.facts
-        writable = max(facts.writable_from, n // page * page)
-        self.facts = facts._replace(committed=max(facts.committed, n), writable_from=writable, copy_rows=())
+        table, generations, length, committed, cached, writable, _ = self.facts
+        self.facts = Facts(table, generations, length, max(committed, n), cached, max(writable, n // page * page), ())
 
     def rows_copied(self) -> None:
         self.facts = self.facts._replace(copy_rows=())
 
     def extended_by(self, tokens: bytes, pages: bytes) -> None:
         self._tokens += tokens
-        facts = self.facts._replace(length=len(self._tokens) // TOKEN_BYTES)
+        table, generations, _, committed, cached, writable, rows = self.facts
         if pages:
             new = as_pages(pages)
-            facts = facts._replace(
-                page_table=_frozen(np.concatenate((facts.page_table, new))),
-                generations=np.concatenate((facts.generations, self._generations(new))),
-            )
-        self.facts = facts
+            table = _frozen(np.concatenate((table, new)))
+            generations = np.concatenate((generations, self._generations(new)))
+        length = len(self._tokens) // TOKEN_BYTES
+        self.facts = Facts(table, generations, length, committed, cached, writable, rows)
 
     def truncated_to(self, n: int, reply: Truncated, copy: bool) -> None:
         page = self.memory.spec.page_size

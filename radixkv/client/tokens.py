@@ -30,6 +30,8 @@ def pack(tokens: Tokens) -> bytes:
     """
     if isinstance(tokens, bytes):
         return _whole(tokens)
+    if isinstance(tokens, list | tuple):
+        return _pack_ints(tokens)
     if isinstance(tokens, bytearray | memoryview):
         return _whole(bytes(tokens))
     if isinstance(tokens, np.ndarray):
@@ -66,7 +68,7 @@ def _pack_array(tokens: NDArray[Any]) -> bytes:
 
 
 def _pack_ints(tokens: Any) -> bytes:
-    if isinstance(tokens, str) or not isinstance(tokens, Sequence):
+    if not isinstance(tokens, list | tuple) and (isinstance(tokens, str) or not isinstance(tokens, Sequence)):
         raise BadRequest(
             f"tokens are a sequence of ints, an integer array or packed bytes, not {type(tokens).__name__}"
         )

@@ -24,7 +24,7 @@ from radixkv.client.batch import (
 from radixkv.client.core import Core
 from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
 from radixkv.client.namespace import Namespace
-from radixkv.client.outbox import Deferred, Event, seen
+from radixkv.client.outbox import Deferred, Event
 from radixkv.client.pool import PoolState
 from radixkv.client.sequence import Grant, SequenceState
 from radixkv.client.session import Session
@@ -251,7 +251,7 @@ def free(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
         core.outbox.defer(item, after)
         return
     yield from deliver(session, [item])
-    failure = seen(seq)
+    failure = seq.pool.core.outbox.seen(seq)
     item.outcome()
     if failure is not None:
         raise failure
@@ -293,7 +293,7 @@ def ready(seq: SequenceState) -> Verb[Session]:
         raise StaleHandle("handed off", seq=seq.id)
     if seq.broken is not None:
         raise seq.broken
-    failure = seen(seq)
+    failure = seq.pool.core.outbox.seen(seq)
     if failure is not None:
         raise failure
     return session
@@ -340,7 +340,7 @@ def _quiet(core: Core, session: Session, seq: SequenceState, busy: Callable[[Seq
             yield NeedQuiet(seq)
         else:
             yield Ask(session)
-    failure = seen(seq)
+    failure = seq.pool.core.outbox.seen(seq)
     if failure is not None:
         raise failure
 

@@ -130,7 +130,7 @@ def test_a_killed_daemon(own_daemon: Any, own: Any) -> None:
 
 def test_a_waiting_call_does_not_wait_for_a_dead_daemon(daemon_factory: Any, wait_until: Any) -> None:
     daemon = daemon_factory(pools=[{"pages": 2}])
-    with radixkv.connect(daemon.endpoint, timeout=2.0) as client:
+    with radixkv.connect(daemon.endpoint, timeout=0.5) as client:
         pool = client.pool("default")
         holder = pool.reserve(range(8))
         outcome: list[Any] = []
