@@ -37,7 +37,7 @@ def do_commit(pool: Pool, seq: Sequence, n: int) -> None:
     seq.committed = n
     full = n // pool.page_size
     if full > seq.published:
-        pool.publish(seq, full)
+        pool.publish_in_slices(seq, full)
     pool.release_source(seq)
 
 

@@ -2,7 +2,7 @@
 
 Pure: no clock, no randomness, no sockets, no memory; the same commands at the same times give the same state. A command
 is planned (``plan.py``, only reads, says no by raising) and then carried out (``commit.py``, cannot fail). What would
-take long is left in ``State.ending`` or ``Pool.retired`` and done in slices, a slice a ``Tick``.
+take long is left in ``State.ending``, ``Pool.retired`` or ``Pool.publishing`` and done in slices, a slice a ``Tick``.
 
 An operating error is a reply (``Failure``). ``BrokenInvariant``, or any other exception that leaves ``step``, is a bug:
 the daemon ends.
@@ -82,7 +82,7 @@ class Engine(State):
 
     def has_work(self) -> bool:
         """Left-over work waits for ticks."""
-        return bool(self.ending) or any(pool.retired for pool in self.pools.values())
+        return bool(self.ending) or any(pool.retired or pool.publishing for pool in self.pools.values())
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot(self)
@@ -214,6 +214,7 @@ class Engine(State):
                 pool.gained = True  # who waits is short of pages: the lapsed give way
             if pool.retired:
                 pool.reclaim(SLICE_NODES)
+            pool.publish_some()
         for seq in self.transit.overdue(now):
             self.counters["handoffs_expired"] += 1
             self.pools[seq.pool].close(seq)

@@ -208,7 +208,8 @@ def _tables(pool: Pool, sequences: list[Sequence]) -> None:
         size = pool.page_size
         need(len(seq.pages) * size >= seq.length, "I12", f"sequence {seq.id}: {seq.length} tokens do not fit its table")
         need(seq.committed <= seq.length, "I5", f"sequence {seq.id}: more committed than known")
-        need(seq.committed // size <= seq.published, "I5", f"sequence {seq.id}: a committed page is not published")
+        published = pool.publishing.get(seq, seq.published)
+        need(seq.committed // size <= published, "I5", f"sequence {seq.id}: a committed page is not published")
         need(seq.published * size <= seq.length, "I5", f"sequence {seq.id}: published beyond its length")
         need(seq.cached <= seq.committed, "I8", f"sequence {seq.id}: counts tokens as cached that are not complete")
         need(seq.depth <= seq.published + (seq.source >= 0), "I2", f"sequence {seq.id}: pins more than it has")

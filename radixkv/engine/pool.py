@@ -25,6 +25,9 @@ COUNTERS = (
     "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
 )  # fmt: skip
 
+SLICE_PAGES = 8192
+"""How many pages one command or tick hashes and publishes: well under 10 ms."""
+
 
 class Pool:
     def __init__(self, config: PoolConfig) -> None:
@@ -41,6 +44,8 @@ class Pool:
         """Pages that are missing to the sessions' floors, over all open sessions."""
         self.retired: deque[tuple[Node, list[Node] | None]] = deque()
         """Nodes of invalidated trees to be looked at, each with its children that still are (None: all)."""
+        self.publishing: dict[Sequence, int] = {}
+        """Sequences with a commit too large for one command: how many pages are to be published in all."""
         self.copying: dict[int, list[Sequence]] = {}
         """Private pages that are the source of other sequences' copy_rows."""
         self.stamp = 0
@@ -179,6 +184,24 @@ class Pool:
         self.sequences += 1
         self.namespaces.of(seq.root).users += 1
 
+    def publish_in_slices(self, seq: Sequence, full_pages: int) -> None:
+        """A slice now, what is left with the coming ticks, or before anything else happens to the sequence."""
+        self.publish(seq, min(full_pages, seq.published + SLICE_PAGES))
+        if seq.published < full_pages:
+            self.publishing[seq] = full_pages
+
+    def publish_some(self) -> None:
+        """A slice of one commit that was too large."""
+        if self.publishing:
+            seq, full_pages = self.publishing.popitem()
+            self.publish_in_slices(seq, full_pages)
+
+    def settle(self, seq: Sequence) -> None:
+        """Nothing of the sequence is left to publish: what its commit said is so."""
+        full_pages = self.publishing.pop(seq, None) if self.publishing else None
+        if full_pages is not None:
+            self.publish(seq, full_pages)
+
     def publish(self, seq: Sequence, full_pages: int) -> None:
         """The first ``full_pages`` pages of the table are complete: into the tree, or shadows of what is there."""
         if seq.root.retired:
@@ -257,6 +280,7 @@ class Pool:
 
     def close(self, seq: Sequence, quarantine: list[int] | None = None) -> None:
         """The sequence is over. Cached pages stay cached; its own go back, or into quarantine."""
+        self.settle(seq)
         self.release_source(seq, quarantine)
         self.drop(seq.pages[seq.published :].tolist(), State.PRIVATE, quarantine)
         if seq.shadows:

@@ -111,7 +111,9 @@ class State:
         seq = session.sequences.get(identity)
         if seq is None:
             raise StaleHandle("this session has no such sequence", sequence=identity)
-        return seq, self.pools[seq.pool]
+        pool = self.pools[seq.pool]
+        pool.settle(seq)
+        return seq, pool
 
     def pool(self, name: str) -> Pool:
         pool = self.pools.get(name)
