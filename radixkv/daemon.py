@@ -141,6 +141,10 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+_Outline = tuple[int, int, int, type, int]
+"""Session, epoch, id, kind and bytes of a large request."""
+
+
 class _Parts(NamedTuple):
     """What the daemon is put together from."""
 
@@ -168,7 +172,7 @@ class Daemon:
         self._engine = Engine(config, self.boot_id, self.cache_id)
         self.members = Members(listener, self._epoll, self, config.limits.sessions)
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
-        self._recent: deque[tuple[float, Command | str]] = deque(maxlen=_RECENT_COMMANDS)
+        self._recent: deque[tuple[float, Command | _Outline]] = deque(maxlen=_RECENT_COMMANDS)
         self._recounts = paranoid or sum(pool.pages for pool in config.pools) <= CHECK_PAGES_MAX
         self._now = self._started = time.monotonic()
         self._running_s = 0.0
@@ -397,7 +401,6 @@ class Daemon:
         self._log.critical("broken: this is a bug in radixkv", error=f"{type(error).__name__}: {error}", exc_info=error)
 
 
-def _outline(request: Request, size: int) -> str:
+def _outline(request: Request, size: int) -> _Outline:
     """A large request for the record: who and what, not its content."""
-    kind = type(request.body).__name__
-    return f"Request({request.session}, {request.epoch}, {request.id}, {kind} in {size} bytes)"
+    return request.session, request.epoch, request.id, type(request.body), size
