@@ -199,7 +199,9 @@ class Sequence(SequenceState):
     """One request's tokens and pages. Leaving a ``with`` block frees it; it commits nothing.
 
     ``after=`` of a verb: an event (``query``, ``synchronize``) of the device work that the verb has to come after. The
-    call then returns at once, and the message goes out when the event is done.
+    call then returns at once, and the message goes out when the event is done; until it is answered, the sequence's
+    numbers and page table are what they were. Verbs without a fence queue behind those of the same sequence that have
+    one, except extend and share, which wait for a pending truncate only.
     """
 
     __slots__ = ()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from radixkv.client import verbs
+from radixkv.client.batch import TruncateItem
 from radixkv.client.step import Plan, step
 from radixkv.commands import Commit, Extend, Failure, Free, Share, Step, Stepped, Truncate
 from radixkv.errors import BadRequest, SessionLost, StaleHandle, Timeout
@@ -108,6 +109,18 @@ def test_items_queue_behind_what_their_sequence_has_pending(desk: Any, new_event
     event.done = True
     desk.ship()
     assert desk.bodies == [Step(truncate=[Truncate(seq.id, 8)], commit=[Commit(seq.id, 4)]), Step(free=[Free(seq.id)])]
+
+
+def test_an_extend_waits_for_a_pending_truncate(desk: Any, new_event: Any, good: Any) -> None:
+    desk.answer = good
+    seq, other, cut = desk.sequence(8, (0, 1)), desk.sequence(), new_event()
+    desk.run(verbs.truncate(desk.core, TruncateItem(seq, 4), cut))
+    result = desk.run(step(desk.core, Plan(commit={other: 4}, extend={seq: [7]})))
+    assert (result.errors, cut.waited) == ([], 1)
+    first, second = desk.bodies
+    assert first == Step(truncate=[Truncate(seq.id, 4)])
+    assert ([item.seq for item in second.commit], [item.seq for item in second.extend]) == ([other.id], [seq.id])
+    assert seq.tokens.tolist() == [0, 1, 2, 3, 7]
 
 
 def test_a_deferred_error_is_the_result_of_the_sequences_next_item(desk: Any, new_event: Any, good: Any) -> None:
