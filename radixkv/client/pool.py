@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from weakref import WeakSet
+
 from radixkv.client.core import Core
 from radixkv.client.sequence import Grant, SequenceState
 from radixkv.client.session import Memory, Session
@@ -19,6 +22,9 @@ class PoolState:
         self.core = core
         self.name = name
         self.current: Memory | None = None
+        self._copied: WeakSet[SequenceState] = WeakSet()
+        """Sequences whose rows the library copied. The daemon may not know yet: it learns from their next commit."""
+        self._lock = threading.Lock()
 
     @property
     def memory(self) -> Memory:
@@ -34,6 +40,17 @@ class PoolState:
     def page_size(self) -> int:
         """Tokens a page."""
         return self.memory.spec.page_size
+
+    def rows_copied(self, seq: SequenceState) -> None:
+        with self._lock:
+            self._copied.add(seq)
+
+    def take_copied(self) -> list[SequenceState]:
+        """Those whose copies the daemon has to be told of before pages change hands."""
+        with self._lock:
+            copied = [seq for seq in self._copied if not seq.closed]
+            self._copied.clear()
+        return copied
 
     def make(self, session: Session, grant: Grant) -> SequenceState:
         """A sequence as the shell's callers see it."""

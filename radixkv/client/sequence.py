@@ -217,6 +217,7 @@ class SequenceState:
 
     def _carried_out(self, rows: list[CopyRow], copy: bool) -> tuple[CopyRow, ...]:
         if rows and copy and self.memory.copy_rows(rows):
+            self.pool.rows_copied(self)
             return ()
         return tuple(rows)
 

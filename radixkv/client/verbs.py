@@ -258,15 +258,21 @@ def free(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
 
 
 def handoff(core: Core, seq: SequenceState, ttl: float, after: Event | None) -> Verb[bytes]:
-    """With an event that is not done the ticket comes at once and is good from when the message has gone out."""
+    """With an event that is not done the ticket comes at once and is good from when the message has gone out.
+
+    The daemon hands off nothing whose private pages are still to be copied, so it is told of the library's own copies.
+    """
     item = HandoffItem(seq, os.urandom(TICKET_BYTES), seconds("ttl", ttl))
     session = yield from ready(seq)
+    told = [CopiedItem(one) for one in seq.pool.take_copied() if one.session is session]
     if not done(after):
         seq.closed = True
+        for copied_item in told:
+            core.outbox.defer(copied_item, None)
         core.outbox.defer(item, after)
         return item.ticket
     yield from drain(core, session, seq)
-    yield from deliver(session, [item])
+    yield from deliver(session, [*told, item])
     return item.outcome()  # type: ignore[no-any-return]
 
 

@@ -426,3 +426,20 @@ def test_the_default_namespace(pool: Any) -> None:
     assert pool.lookup(range(800, 808)).device_tokens == 8
     assert pool.lookup(range(800, 808), namespace=radixkv.Namespace("")).device_tokens == 8
     pool.invalidate(radixkv.Namespace(""))
+
+
+def test_parent_and_children_of_a_fork_inside_a_page_can_be_handed_off(pool, new_fence):
+    """The library has copied the rows; the daemon, which hands off nothing half copied, learns of it in time."""
+    parent = pool.reserve(range(6))
+    parent.commit(6)
+    child, other = parent.share(count=2)
+    assert child.copy_rows == [] and other.copy_rows == []
+    adopted = [pool.adopt(parent.handoff()), pool.adopt(child.handoff())]
+    fenced = new_fence()
+    ticket = other.handoff(after=fenced)
+    fenced.done = True
+    pool.flush(timeout=5.0)
+    adopted.append(pool.adopt(ticket))
+    assert [seq.committed_tokens for seq in adopted] == [6, 6, 6]
+    for seq in adopted:
+        seq.free()
