@@ -135,22 +135,22 @@ def peek_id(frame: Buffer) -> int:
         kind = frame[0]
         at = 1 if 0x95 <= kind <= 0x9F else {0xDC: 3, 0xDD: 5}[kind]
         for _ in range(2):
-            _, at = _peek_unsigned(frame, at)
-        found, _ = _peek_unsigned(frame, at)
+            _, at = _peek_integer(frame, at)
+        found, _ = _peek_integer(frame, at)
     except (IndexError, KeyError, struct.error):
         return UNREADABLE
-    return found if found <= _INT_MAX else UNREADABLE
+    return found if 0 <= found <= _INT_MAX else UNREADABLE
 
 
-_UNSIGNED = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"}
+_INTEGERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
 
 
-def _peek_unsigned(frame: Buffer, at: int) -> tuple[int, int]:
-    """The MessagePack unsigned integer at an offset and the offset behind it."""
+def _peek_integer(frame: Buffer, at: int) -> tuple[int, int]:
+    """The MessagePack integer at an offset (signed too: an encoder may choose so) and the offset behind it."""
     kind = frame[at]
     if kind < 0x80:
         return kind, at + 1
-    layout = _UNSIGNED[kind]
+    layout = _INTEGERS[kind]
     (value,) = struct.unpack_from(layout, frame, at + 1)
     return value, at + 1 + struct.calcsize(layout)
 
