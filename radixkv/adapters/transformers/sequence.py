@@ -125,8 +125,6 @@ class PagedSequence:
     def _open(self) -> None:
         self._pages = self._reserve()
         self.written = self._pages.cached_tokens
-        if self.written >= len(self.tokens):  # the daemon leaves one token to compute; a forward needs it
-            raise SessionLost("the whole prompt is said to be cached", cached_tokens=self.written)
         self._cache = PagedCache(self._pages, seen=self.written)
 
     def _reserve(self) -> Pages:
