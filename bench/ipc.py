@@ -1,7 +1,7 @@
 """``python -m bench.ipc``: what a request costs the daemon beyond a bare echo of its bytes. See docs/performance.md.
 
 A client reserves a fully cached prompt and frees it; an echo process gets and sends messages of the same sizes. Both go
-in turns in one run; CPU time is what the processes' own clocks say, all threads, ZeroMQ's too.
+in turns in one run, all on one CPU; CPU time is what the processes' own clocks say, all threads, ZeroMQ's too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import radixkv
 from bench import workload
 from bench.rows import Row, report, row
 from bench.serving import SMALL_POOL, serving
-from bench.stopwatch import process_cpu_ns, quiet, summarize
+from bench.stopwatch import one_cpu, process_cpu_ns, quiet, summarize
 from radixkv.commands import Free, Request, Reserve, Reserved, Step, Stepped
 from radixkv.ipc import wire
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def rows() -> Iterator[Row]:
-    with serving(["--pool", SMALL_POOL]) as daemon:
+    with one_cpu(), serving(["--pool", SMALL_POOL]) as daemon:
         client = radixkv.connect(daemon.endpoint)
         pool = client.pool("default")
         namespace = radixkv.Namespace(model="bench")

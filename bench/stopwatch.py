@@ -1,4 +1,4 @@
-"""How things are timed: garbage collection off, medians of many, another process's CPU by its own clock.
+"""How things are timed: garbage collection off, medians of many, another process's CPU time by its own clock.
 
 Two runs on a shared machine differ by more than most changes do. So whatever is compared is measured in one run, in
 turns (``rounds`` of each), and ratios are taken within a round.
@@ -7,6 +7,7 @@ turns (``rounds`` of each), and ratios are taken within a round.
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,21 @@ def quiet() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+@contextmanager
+def one_cpu() -> Iterator[None]:
+    """This thread, and the threads and processes begun inside, run on one CPU.
+
+    Who wakes whom on which CPU costs more than most of what is measured between processes (a bare echo: 15 us a message
+    on one CPU, 60 and more across two, in turns), and it is not the same for two servers that are compared.
+    """
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def time_each(work: Callable[[Item], object], items: Iterable[Item]) -> list[int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
 
 from bench.rows import Row, print_table, row, single
-from bench.stopwatch import percentile, process_cpu_s, quiet, summarize, time_each
+from bench.stopwatch import one_cpu, percentile, process_cpu_s, quiet, summarize, time_each
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,14 @@ def test_the_process_clock_counts_this_process() -> None:
     used, own = process_cpu_s(os.getpid()) - before, time.process_time() - own
     assert used == pytest.approx(own, rel=0.5)
     assert used > 0
+
+
+def test_what_begins_inside_stays_on_one_cpu() -> None:
+    before = os.sched_getaffinity(0)
+    show = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+    with one_cpu():
+        assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == "1\n"
+    assert os.sched_getaffinity(0) == before
 
 
 def test_garbage_collection_rests_while_the_clock_runs() -> None:
