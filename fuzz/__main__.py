@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     if options.name == "smoke":
         return 0 if smoke(options.seed) else 1
     if options.name == "canary":
-        return 0 if canary([]) else 1
+        return 0 if canary() else 1
     started = time.monotonic()
     try:
         report = run(FUZZERS[options.name], options.seed, options.steps)

@@ -15,7 +15,7 @@ from fuzz.model.compare import same_reply
 from fuzz.model.mismatch import Mismatch, expect, require
 from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
 from fuzz.model.pool import PoolModel
-from fuzz.model.state import Refused, SessionModel, State, Transit, Waiting
+from fuzz.model.state import Refused, SessionModel, Slices, State, Transit, Waiting
 from radixkv import commands
 from radixkv.config import LAST_PAGE_MODES, Config
 
@@ -28,8 +28,8 @@ Reply = commands.Reply
 class EngineModel:
     """Predicts the engine. ``state`` may be looked at by whoever makes up the next command."""
 
-    def __init__(self, config: Config) -> None:
-        self.state = State(config)
+    def __init__(self, config: Config, slices: Slices) -> None:
+        self.state = State(config, slices)
         self._granted: list[commands.Granted] = []
         self._ended: list[int] = []
         self._epochs: dict[tuple[str, bytes], int] = {}
@@ -45,6 +45,7 @@ class EngineModel:
             case commands.EndSession():
                 self._end(command.session, command.mapped)
             case commands.MappingGone():
+                self.state.gone.add(command.session)
                 for pool in self.state.pools.values():
                     pool.release_quarantine(command.session)
             case commands.Tick():
@@ -189,6 +190,7 @@ class EngineModel:
                 if refused.code != "out_of_pages" or refused.details["never_fits"] or lapsed is None:
                     raise
                 self._end(lapsed.id, mapped=True)
+                self.state.close_some(all_of_them=True)
                 self._ended.append(lapsed.id)
 
     def _namespace_room(self, body: commands.Reserve) -> None:
@@ -234,7 +236,7 @@ class EngineModel:
     # -- passing on, invalidating, cancelling -------------------------------------------------------------------
 
     def _handoff(self, session: SessionModel, body: commands.Handoff, now: float) -> Reply:
-        sequence = verbs.own(session, body.seq)
+        sequence = verbs.own(self.state, session, body.seq)
         if body.ticket in self.state.transit:
             raise Refused("bad_request")
         if len(self.state.transit) >= self.state.config.limits.sequences_per_session:
@@ -305,10 +307,9 @@ class EngineModel:
             return
         for queue in self.state.queue.values():
             queue[:] = [waiting for waiting in queue if waiting.session != session_id]
-        for seq in list(session.sequences):
-            with self.state.settled(blame=session_id if mapped else None):
-                del session.sequences[seq]
+        self.state.ending += [(sequence, session_id if mapped else 0) for sequence in session.sequences.values()]
         del self.state.sessions[session_id]
+        self.state.close_some()
 
     def _drain(self) -> None:
         self.state.draining = True
@@ -321,10 +322,12 @@ class EngineModel:
 
     def _tick(self, tick: commands.Tick, now: float) -> None:
         self.state.running_s = tick.running_s
+        self.state.publish_some()
         late = [(transit.deadline, ticket) for ticket, transit in self.state.transit.items() if transit.deadline <= now]
         for _, ticket in sorted(late):
             with self.state.settled():
                 del self.state.transit[ticket]
+        self.state.close_some()
 
     def _in_vain(self, waiting: Waiting, now: float) -> Reply:
         """The numbers of the moment at which the wait is over; nothing is left for who is not first."""

@@ -57,11 +57,28 @@ class Waiting:
         return min(self.deadline, self.since + self.body.wait_s)
 
 
+@dataclass(frozen=True)
+class Slices:
+    """How much of what takes long is done by one command or tick."""
+
+    pages: int = 8192
+    """Published by a commit."""
+    sequences: int = 256
+    """Closed of sessions that have ended."""
+
+
 class State:
     """The model's memory and the questions about it that several verbs ask."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, slices: Slices) -> None:
         self.config = config
+        self.slices = slices
+        self.publishing: list[tuple[Sequence, int]] = []
+        """Sequences with pages of a commit still to be published, and how many in all; the last is gone on with."""
+        self.ending: list[tuple[Sequence, int]] = []
+        """Sequences of ended sessions still to be closed, and the session to blame (0: none)."""
+        self.gone: set[int] = set()
+        """Ended sessions that can no longer write to anything."""
         self.pools = {pool.name: PoolModel(pool.name, pool.pages, pool.spec.page_size) for pool in config.pools}
         self.pool_config = {pool.name: pool for pool in config.pools}
         self.sessions: dict[int, SessionModel] = {}
@@ -79,7 +96,8 @@ class State:
 
     def sequences(self) -> list[Sequence]:
         owned = [sequence for session in self.sessions.values() for sequence in session.sequences.values()]
-        return owned + [transit.sequence for transit in self.transit.values()]
+        owned += [transit.sequence for transit in self.transit.values()]
+        return owned + [sequence for sequence, _ in self.ending]
 
     def held(self, pool: PoolModel, also: list[int] | None = None) -> set[int]:
         return pool.held(self.sequences(), also or [])
@@ -91,6 +109,45 @@ class State:
         yield
         for name, pool in self.pools.items():
             pool.settle(before[name], self.held(pool), blame)
+
+    # -- what is done in slices ---------------------------------------------------------------------------------
+
+    def publish(self, sequence: Sequence, full: int) -> None:
+        """The first ``full`` pages are complete: a slice at once, the rest later."""
+        upto = min(full, sequence.published + self.slices.pages)
+        self._publish(sequence, upto)
+        if upto < full:
+            self.publishing.append((sequence, full))
+
+    def _publish(self, sequence: Sequence, upto: int) -> None:
+        pool = self.pools[sequence.pool]
+        for index in range(sequence.published, upto):
+            counter = "committed_pages" if pool.publish(sequence, index) == CACHED else "shadow_pages"
+            self.counters[counter] += 1
+        sequence.published = max(sequence.published, upto)
+
+    def publish_rest(self, sequence: Sequence) -> None:
+        """All that is left of a commit, because something else happens to the sequence."""
+        left = [full for waiting, full in self.publishing if waiting is sequence]
+        self.publishing = [entry for entry in self.publishing if entry[0] is not sequence]
+        for full in left:
+            self._publish(sequence, full)
+
+    def publish_some(self) -> None:
+        """One slice a pool, of the commit that came last."""
+        for name in self.pools:
+            last = [entry for entry in self.publishing if entry[0].pool == name][-1:]
+            for sequence, full in last:
+                self.publishing = [entry for entry in self.publishing if entry[0] is not sequence]
+                self.publish(sequence, full)
+
+    def close_some(self, all_of_them: bool = False) -> None:
+        """Let go of sequences of ended sessions, in the order in which these ended."""
+        for _ in range(len(self.ending) if all_of_them else min(self.slices.sequences, len(self.ending))):
+            sequence, blame = self.ending[0]
+            self.publish_rest(sequence)
+            with self.settled(blame=None if blame in self.gone else blame or None):
+                self.ending.pop(0)
 
     # -- whose pages --------------------------------------------------------------------------------------------
 

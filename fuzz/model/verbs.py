@@ -90,10 +90,17 @@ def reserve(state: State, session: SessionModel, body: commands.Reserve, plan: P
 # -- items of a step ----------------------------------------------------------------------------------------------
 
 
-def own(session: SessionModel, seq: int) -> Sequence:
+def known(session: SessionModel, seq: int) -> Sequence:
     if seq not in session.sequences:
         raise Refused("stale_handle")
     return session.sequences[seq]
+
+
+def own(state: State, session: SessionModel, seq: int) -> Sequence:
+    """The sequence, of which nothing is left to publish."""
+    sequence = known(session, seq)
+    state.publish_rest(sequence)
+    return sequence
 
 
 def new_ids(state: State, session: SessionModel, ids: range) -> None:
@@ -106,19 +113,19 @@ def new_ids(state: State, session: SessionModel, ids: range) -> None:
 
 
 def copied(state: State, session: SessionModel, seq: int) -> None:
-    sequence = own(session, seq)
+    sequence = own(state, session, seq)
     with state.settled():
         sequence.copy_rows = []
 
 
 def free(state: State, session: SessionModel, item: commands.Free) -> None:
-    own(session, item.seq)
+    own(state, session, item.seq)
     with state.settled():
         del session.sequences[item.seq]
 
 
 def truncate(state: State, session: SessionModel, item: commands.Truncate, actual: object) -> commands.Truncated:
-    sequence = own(session, item.seq)
+    sequence = own(state, session, item.seq)
     pool = state.pools[sequence.pool]
     size = pool.page_size
     if item.n > len(sequence.tokens):
@@ -177,20 +184,18 @@ def _room_after(state: State, session: SessionModel, seq: int, cut: Sequence) ->
 
 
 def commit(state: State, session: SessionModel, item: commands.Commit) -> None:
-    sequence = own(session, item.seq)
+    sequence = own(state, session, item.seq)
     pool = state.pools[sequence.pool]
     if not sequence.committed <= item.n <= len(sequence.tokens):
         raise Refused("bad_request")
     with state.settled():
         sequence.copy_rows = []
-        for index in range(sequence.published, item.n // pool.page_size):
-            state.counters[f"{pool.publish(sequence, index)}_pages".replace("cached", "committed")] += 1
-        sequence.published = max(sequence.published, item.n // pool.page_size)
         sequence.committed = item.n
+        state.publish(sequence, item.n // pool.page_size)
 
 
 def extend(state: State, session: SessionModel, item: commands.Extend, actual: object) -> bytes:
-    sequence = own(session, item.seq)
+    sequence = known(session, item.seq)
     pool = state.pools[sequence.pool]
     if len(item.tokens) % 4:
         raise Refused("bad_request")
@@ -213,7 +218,7 @@ def extend(state: State, session: SessionModel, item: commands.Extend, actual: o
 
 
 def share(state: State, session: SessionModel, item: commands.Share, actual: object) -> commands.Shared:
-    parent = own(session, item.seq)
+    parent = own(state, session, item.seq)
     pool = state.pools[parent.pool]
     size = pool.page_size
     at = parent.committed if item.at is None else item.at
@@ -261,7 +266,7 @@ def entangled(state: State, sequence: Sequence) -> bool:
 
 
 def compact(state: State, session: SessionModel, seq: int) -> commands.Compacted:
-    sequence = own(session, seq)
+    sequence = own(state, session, seq)
     pool = state.pools[sequence.pool]
     with state.settled():
         pages = list(sequence.pages)

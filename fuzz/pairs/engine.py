@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 from fuzz.model.compare import same_counts
 from fuzz.model.engine import EngineModel
 from fuzz.model.mismatch import expect
+from fuzz.model.state import Slices
 from fuzz.model.table import TableMirror
 from radixkv import commands
 from radixkv.config import Config
+from radixkv.engine import engine as engine_module
+from radixkv.engine import pool as pool_module
+from radixkv.engine import state as state_module
 from radixkv.engine.engine import Engine
 from radixkv.engine.invariants import check
 
@@ -17,13 +24,30 @@ FAR = 1e9
 """A deadline that never comes."""
 
 
+@contextmanager
+def in_slices_of(slices: Slices | None) -> Iterator[None]:
+    """Within, the engine does work that takes long in slices of these sizes."""
+    if slices is None:
+        yield
+        return
+    with (
+        patch.object(pool_module, "SLICE_PAGES", slices.pages),
+        patch.object(state_module, "SLICE_SEQUENCES", slices.sequences),
+        patch.object(engine_module, "SLICE_SEQUENCES", slices.sequences),
+        patch.object(engine_module, "SLICE_NODES", slices.sequences),
+    ):
+        yield
+
+
 class EnginePair:
     """``do`` carries one command out on both sides. Time stands still unless told otherwise."""
 
-    def __init__(self, config: Config, engine: type[Engine] = Engine) -> None:
+    def __init__(self, config: Config, slices: Slices | None = None) -> None:
+        """``slices``: other sizes than the engine's own, for it and for the model."""
         self.config = config
-        self.real = engine(config, "boot", "cache")
-        self.model = EngineModel(config)
+        self.slices = slices
+        self.real = Engine(config, "boot", "cache")
+        self.model = EngineModel(config, slices or Slices())
         self.table = TableMirror({pool.name: pool.pages for pool in config.pools})
         self.now = 100.0
         self.running_s = 0.0
@@ -33,7 +57,8 @@ class EnginePair:
 
     def do(self, command: commands.Command) -> commands.Outcome:
         """One command at the present time. Raises Mismatch or BrokenInvariant."""
-        outcome = self.real.step(command, self.now)
+        with in_slices_of(self.slices):
+            outcome = self.real.step(command, self.now)
         for write in outcome.writes:
             self.table.write(write)
         check(self.real)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from fuzz.model.packing import pack_tokens
-from fuzz.model.state import SessionModel
+from fuzz.model.state import SessionModel, Slices
 from fuzz.pairs.engine import FAR, EnginePair
 from fuzz.registry import Swarm
 from fuzz.targets.words import Words
@@ -61,7 +61,8 @@ class EngineTarget:
 
     def __init__(self, rng: random.Random, pair: EnginePair | None = None) -> None:
         self._rng = rng
-        self.pair = pair or EnginePair(random_config(rng))
+        slices = Slices(rng.randint(1, 3), rng.randint(1, 2)) if rng.random() < 0.3 else None
+        self.pair = pair or EnginePair(random_config(rng), slices)
         self.events = self.pair.events
         self._pools = {
             pool.name: Words(rng, pool.spec.page_size, rng.randint(1, min(pool.pages + 1, 12)))

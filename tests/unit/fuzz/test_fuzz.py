@@ -26,7 +26,7 @@ def test_each_fuzzer_finds_nothing_and_does_the_same_again(name):
 
 @pytest.mark.parametrize("bird", canary.CANARIES, ids=lambda bird: bird.name)
 def test_each_planted_bug_is_found_by_name(bird):
-    found, step = canary.found_by(bird.plant)
+    found, step = canary.found_by(bird)
     assert found in bird.finds and step < canary.STEPS
 
 
