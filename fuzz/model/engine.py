@@ -292,10 +292,15 @@ class EngineModel:
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
+    def _floors_hold(self) -> bool:
+        """Can every pool promise its floor to one more session?"""
+        sessions = len(self.state.sessions) + 1
+        return all(pool.session_floor_pages * sessions <= pool.pages for pool in self.state.pool_config.values())
+
     def _open(self, command: commands.OpenSession, actual: Reply | None) -> None:
         if self.state.draining:
             same_reply(actual, commands.Failure("draining", ""))
-        elif len(self.state.sessions) >= self.state.config.limits.sessions:
+        elif len(self.state.sessions) >= self.state.config.limits.sessions or not self._floors_hold():
             same_reply(actual, commands.Failure("limit_exceeded", ""))
         else:
             same_reply(actual, commands.Done())

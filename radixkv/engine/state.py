@@ -47,7 +47,14 @@ class State:
             pool.writes = self.writes
 
     def open_session(self, identity: int, token: bytes, name: str) -> None:
-        """Errors: LimitExceeded."""
+        """Errors: LimitExceeded: as many as may are open, or no floor can be promised to one more."""
+        for pool in self.pools.values():
+            floor = pool.config.session_floor_pages
+            if floor * (len(self.sessions) + 1) > pool.pages.size:
+                raise LimitExceeded(
+                    f"pool {pool.name!r} has no room for the floor of one more session",
+                    sessions=len(self.sessions), session_floor_pages=floor, total_pages=pool.pages.size,
+                )  # fmt: skip
         session = self.sessions.open(identity, token, name)
         self.writes.append(SessionRecord(session.slot, session.id, session.epoch, session.token))
         for pool in self.pools.values():

@@ -252,11 +252,11 @@ def test_who_waits_is_served_as_soon_as_others_have_computed_its_prefix():
 
 
 def test_what_takes_nothing_from_anybody_is_granted_however_short_the_pool_is():
-    pair, one = workers(4, 1, session_floor_pages=2)
+    pair, one = workers(6, 1, session_floor_pages=2)
     busy = one.compute(P[:8])
-    two, _ = Worker(pair), Worker(pair)
+    for _ in range(2):
+        Worker(pair)  # the floors of these take up all that is free
     refused_for_pages(one.try_reserve([1]), need=1, available=0)
-    refused_for_pages(two.try_reserve([1]), need=1, available=0)
     assert one.reserve(P[:8], last_page="keep").pages == busy.pages
     assert one.reserve([]).pages == []
 
