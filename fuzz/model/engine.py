@@ -311,7 +311,9 @@ class EngineModel:
         if session is None:
             return
         for queue in self.state.queue.values():
-            queue[:] = [waiting for waiting in queue if waiting.session != session_id]
+            for waiting in [waiting for waiting in queue if waiting.session == session_id]:
+                queue.remove(waiting)
+                self._late(waiting, commands.Failure("session_lost", ""))
         self.state.ending += [(sequence, session_id if mapped else 0) for sequence in session.sequences.values()]
         del self.state.sessions[session_id]
         self.state.close_some()
@@ -372,7 +374,8 @@ class EngineModel:
         while queue:
             waiting = queue[0]
             session = self.state.sessions[waiting.session]
-            actual = self._granted[0].reply if self._granted else None
+            place = (waiting.session, waiting.request)
+            actual = next((grant.reply for grant in self._granted if (grant.session, grant.request) == place), None)
             try:
                 reply = self._reserve_now(session, waiting.body, actual)
             except Refused as refused:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from radixkv.commands import Granted, Reply, SessionRecord, Write
+from radixkv.commands import Granted, Reply, SessionRecord, Write, failure
 from radixkv.config import Config
 from radixkv.engine import plan
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.transit import Transit
-from radixkv.errors import BadRequest, LimitExceeded, StaleHandle
+from radixkv.errors import BadRequest, LimitExceeded, SessionLost, StaleHandle
 from radixkv.sessions.registry import Registry
 
 SLICE_SEQUENCES = 256
@@ -69,11 +69,18 @@ class State:
         for pool in self.pools.values():
             pool.floors_missing -= plan.floor_missing(pool, session)
             pool.gained = True
-        for request, pool_name in session.waiting.items():
-            self.pools[pool_name].waiting.leave(identity, request)
+        self._turn_away(session)
         quarantine = self.quarantine.setdefault(identity, {}) if mapped else None
         self.ending.extend((seq, quarantine, identity) for seq in session.sequences.values())
         self.close_some(SLICE_SEQUENCES)
+
+    def _turn_away(self, session: Worker) -> None:
+        """Nobody will grant what the session still waits for; its process may live and be waiting for the answer."""
+        over = failure(SessionLost("the session ended while this request waited; it was not executed"))
+        for pool in self.pools.values():
+            for request in [request for request, name in session.waiting.items() if name == pool.name]:
+                pool.waiting.leave(session.id, request)
+                self.granted.append(Granted(session.id, request, over))
 
     def close_some(self, budget: int) -> None:
         while self.ending and budget > 0:

@@ -124,6 +124,23 @@ def test_a_dead_worker_in_the_line_is_passed_over():
     assert len(pair.model.state.sessions[three.session].sequences) == 1
 
 
+def test_who_waits_is_told_that_the_session_has_ended():
+    """By its own bye (from another thread) or by the core: its process may live and be waiting for an answer."""
+    pair, holder, one, two = workers(2, 3)
+    holder.reserve(range(8))
+    for worker in (one, two):
+        assert worker.try_reserve(range(50, 58), wait_s=50.0) is None
+    outcome = pair.do(pair.request(one.session, commands.Bye()))
+    assert outcome.reply == commands.Done()
+    assert [(late.session, late.request, code(late.reply)) for late in outcome.granted] == [(2, 1, "session_lost")]
+    pair.tick(15.0)
+    holder.ask(commands.Heartbeat())
+    pair.tick(10.0)
+    outcome = pair.do(pair.request(holder.session, commands.Reserve("a", 9, NAMESPACE, pack_tokens([1]))))
+    assert outcome.ended == [two.session]
+    assert [(late.session, late.request, code(late.reply)) for late in outcome.granted] == [(3, 1, "session_lost")]
+
+
 def test_everything_in_use_is_said_in_numbers():
     _pair, *holders = workers(8, 5)
     for worker in holders[:4]:
