@@ -1,7 +1,8 @@
 """``python -m bench.ipc``: what a request costs the daemon beyond a bare echo of its bytes. See docs/performance.md.
 
 A client reserves a fully cached prompt and frees it; an echo process gets and sends messages of the same sizes. Both go
-in turns in one run, all on one CPU; CPU time is what the processes' own clocks say, all threads, ZeroMQ's too.
+in turns in one run, both servers on one CPU, the client on another; CPU time is what the processes' own clocks say, all
+threads, ZeroMQ's too.
 """
 
 from __future__ import annotations
@@ -11,24 +12,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import zmq
 
 import radixkv
 from bench import workload
 from bench.rows import Row, report, row
 from bench.serving import SMALL_POOL, serving
-from bench.stopwatch import one_cpu, process_cpu_ns, quiet, summarize
+from bench.stopwatch import on_cpu, process_cpu_ns, quiet, summarize, two_cpus
 from radixkv.commands import Free, Request, Reserve, Reserved, Step, Stepped
 from radixkv.ipc import wire
+from radixkv.types import PAGE_ID_BYTES
 
 LENGTHS = {2_048: 120.0, 32_768: 180.0}
 """Prompt tokens, and the bar on the daemon's own CPU time in us."""
 
+NAMESPACE = radixkv.Namespace(model="bench")
 PROMPTS = 8
 ROUNDS = 40
 PAIRS = 50
@@ -40,104 +43,117 @@ def main() -> None:
 
 
 def rows() -> Iterator[Row]:
-    with one_cpu(), serving(["--pool", SMALL_POOL]) as daemon:
-        client = radixkv.connect(daemon.endpoint)
+    server_cpu, client_cpu = two_cpus()
+    with ExitStack() as stack:
+        with on_cpu(server_cpu):
+            daemon = stack.enter_context(serving(["--pool", SMALL_POOL]))
+            echoes = {tokens: stack.enter_context(echoing(tokens)) for tokens in LENGTHS}
+        stack.enter_context(on_cpu(client_cpu))
+        client = stack.enter_context(radixkv.connect(daemon.endpoint))
         pool = client.pool("default")
-        namespace = radixkv.Namespace(model="bench")
         for tokens, bar in LENGTHS.items():
-            yield from compare(daemon.pid, pool, namespace, tokens, bar)
-        client.close()
+            ours = Server(daemon.pid, reserve_and_free(pool, tokens))
+            bare = Server(echoes[tokens].pid, stack.enter_context(echoed(echoes[tokens].endpoint, tokens)))
+            yield from compare(ours, bare, tokens, bar)
 
 
 @dataclass
-class Turns:
-    """One side's figures, one entry a round: us a pair of requests."""
+class Server:
+    """``ask(i)`` sends the i-th pair of requests and waits for both answers. The figures: us a pair, one a round."""
 
+    pid: int
+    ask: Callable[[int], None]
     cpu_us: list[float] = field(default_factory=list)
     wall_us: list[float] = field(default_factory=list)
 
-    def take(self, pid: int, work: Callable[[int], None]) -> None:
-        cpu, wall = process_cpu_ns(pid), time.perf_counter_ns()
+    def take_turn(self) -> None:
+        cpu, wall = process_cpu_ns(self.pid), time.perf_counter_ns()
         for i in range(PAIRS):
-            work(i)
+            self.ask(i)
         wall = time.perf_counter_ns() - wall
-        self.cpu_us.append((process_cpu_ns(pid) - cpu) / 1000 / PAIRS)
+        self.cpu_us.append((process_cpu_ns(self.pid) - cpu) / 1000 / PAIRS)
         self.wall_us.append(wall / 1000 / PAIRS)
 
 
-def compare(pid: int, pool: radixkv.Pool, namespace: radixkv.Namespace, tokens: int, bar: float) -> Iterator[Row]:
+def compare(ours: Server, bare: Server, tokens: int, bar: float) -> Iterator[Row]:
+    with quiet():
+        for _ in range(WARM_ROUNDS + ROUNDS):
+            ours.take_turn()
+            bare.take_turn()
+    cpu = [(a, b) for a, b in zip(ours.cpu_us, bare.cpu_us, strict=True)][WARM_ROUNDS:]
+    wall = [(a, b) for a, b in zip(ours.wall_us, bare.wall_us, strict=True)][WARM_ROUNDS:]
+    bare_cpu, bare_wall = (summarize(b for _, b in pairs).p50 for pairs in (cpu, wall))
+    yield row(f"ipc.cpu_us_{tokens}", "us", summarize(a - b for a, b in cpu), bar, bare_cpu)
+    yield row(f"ipc.wall_us_{tokens}", "us", summarize(a for a, _ in wall), None, bare_wall)
+    yield row(f"ipc.wall_ratio_{tokens}", "x", summarize(a / b for a, b in wall))
+
+
+def reserve_and_free(pool: radixkv.Pool, tokens: int) -> Callable[[int], None]:
+    """What a worker does with one of ``PROMPTS`` fully cached prompts."""
     source = workload.generator(11)
     prompts = [workload.fresh(source, tokens) for _ in range(PROMPTS)]
     for prompt in prompts:
-        with pool.reserve(prompt, namespace=namespace) as seq:
+        with pool.reserve(prompt, namespace=NAMESPACE) as seq:
             seq.commit(tokens)
-    table = check_cached(pool, namespace, prompts[0])
+    for prompt in prompts:
+        with pool.reserve(prompt, namespace=NAMESPACE) as seq:
+            if seq.cached_tokens != tokens - 1:
+                raise RuntimeError(f"{seq.cached_tokens} of {tokens} tokens are cached")
 
     def ask(i: int) -> None:
-        pool.reserve(prompts[i % PROMPTS], namespace=namespace).free()
+        pool.reserve(prompts[i % PROMPTS], namespace=NAMESPACE).free()
 
-    ours, bare = Turns(), Turns()
-    with echoing(tokens, table) as (echo_pid, echo), quiet():
-        for number in range(WARM_ROUNDS + ROUNDS):
-            ours.take(pid, ask)
-            bare.take(echo_pid, echo)
-            if number < WARM_ROUNDS:
-                ours, bare = Turns(), Turns()
-    cpu = summarize(a - b for a, b in zip(ours.cpu_us, bare.cpu_us, strict=True))
-    yield row(f"ipc.cpu_us_{tokens}", "us", cpu, bar, summarize(bare.cpu_us).p50)
-    wall = summarize(a / b for a, b in zip(ours.wall_us, bare.wall_us, strict=True))
-    yield row(f"ipc.wall_us_{tokens}", "us", summarize(ours.wall_us), None, summarize(bare.wall_us).p50)
-    yield row(f"ipc.wall_ratio_{tokens}", "x", wall)
-
-
-def check_cached(pool: radixkv.Pool, namespace: radixkv.Namespace, prompt: workload.Tokens) -> bytes:
-    """The page table of a prompt that must be cached but for its last token."""
-    with pool.reserve(prompt, namespace=namespace) as seq:
-        if seq.cached_tokens != len(prompt) - 1:
-            raise RuntimeError(f"{seq.cached_tokens} of {len(prompt)} tokens are cached")
-        return np.asarray(seq.page_table).tobytes()
+    return ask
 
 
 # -- the echo -----------------------------------------------------------------------------------------------------
 
 
+class Echo(NamedTuple):
+    pid: int
+    endpoint: str
+
+
 @contextmanager
-def echoing(tokens: int, table: bytes) -> Iterator[tuple[int, Callable[[int], None]]]:
-    """The echo's pid and a function that sends it a reserve's and a free's bytes and waits for as many as they get."""
-    requests = request_frames(tokens)
-    replies = reply_frames(table)
+def echoing(tokens: int) -> Iterator[Echo]:
+    """A process that answers frames of a reserve's and a free's size with as many bytes as their replies have."""
+    requests, replies = request_frames(tokens), reply_frames(tokens)
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:
         endpoint = f"ipc://{Path(folder, 'echo.sock')}"
         sizes = [len(requests[1]), *map(len, replies)]
         command = [sys.executable, "-m", "bench.echo", endpoint, *map(str, sizes)]
-        context = zmq.Context()
-        socket = context.socket(zmq.DEALER)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 process.stdout.readline()
-                socket.connect(endpoint)
-
-                def pair(_: int) -> None:
-                    for request in requests:
-                        socket.send(request)
-                        socket.recv()
-
-                yield process.pid, pair
+                yield Echo(process.pid, endpoint)
             finally:
-                socket.close(0)
-                context.term()
                 process.terminate()
+
+
+@contextmanager
+def echoed(endpoint: str, tokens: int) -> Iterator[Callable[[int], None]]:
+    requests = request_frames(tokens)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(endpoint)
+
+        def ask(_: int) -> None:
+            for request in requests:
+                socket.send(request)
+                socket.recv()
+
+        yield ask
 
 
 def request_frames(tokens: int) -> list[bytes]:
     """A reserve and a free as they travel, with ids of the length they have after a while."""
-    canonical = radixkv.Namespace(model="bench").canonical
-    bodies = (Reserve("default", 10_000, canonical, bytes(4 * tokens)), Step(free=[Free(10_000)]))
-    return [wire.encode_request(Request(1, 1, 10_000, time.monotonic(), body)) for body in bodies]
+    bodies = (Reserve("default", 10_000, NAMESPACE.canonical, bytes(4 * tokens)), Step(free=[Free(10_000)]))
+    return [wire.encode_request(Request(2**61, 1, 10_000, time.monotonic(), body)) for body in bodies]
 
 
-def reply_frames(table: bytes) -> list[bytes]:
+def reply_frames(tokens: int) -> list[bytes]:
+    table = bytes(tokens // workload.PAGE_SIZE * PAGE_ID_BYTES)
     bodies = (Reserved(table, 2_047, 2_032, [(1_000, 1_001, 15)]), Stepped(free=[None]))
     return [wire.encode_reply(10_000, body) for body in bodies]
 

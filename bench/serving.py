@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-SMALL_POOL = "name=default,layers=1,kv_heads=1,head_dim=64,dtype=float16,page_size=16,pages=16384"
-"""64 MiB: pages of 4 KiB, so that the arena does not matter where it is not what is measured."""
+SMALL_POOL = "name=default,layers=1,kv_heads=1,head_dim=8,dtype=float16,page_size=16,pages=32768"
+"""16 MiB: pages of 512 bytes, so that the arena does not matter where it is not what is measured; more pages than any
+module fills, so that nothing is evicted."""
 
 
 @dataclass(frozen=True)

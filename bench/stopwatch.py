@@ -56,18 +56,24 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def one_cpu() -> Iterator[None]:
-    """This thread, and the threads and processes begun inside, run on one CPU.
+def on_cpu(cpu: int) -> Iterator[None]:
+    """This thread, and all threads and processes begun inside, run on this CPU.
 
     Who wakes whom on which CPU costs more than most of what is measured between processes (a bare echo: 15 us a message
-    on one CPU, 60 and more across two, in turns), and it is not the same for two servers that are compared.
+    if both ends are on one CPU, 50 and more if not), and left alone it changes from minute to minute.
     """
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
+    os.sched_setaffinity(0, {cpu})
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def two_cpus() -> tuple[int, int]:
+    """For a server and its client: two CPUs if this process may use two, else the same twice."""
+    usable = sorted(os.sched_getaffinity(0))
+    return usable[0], usable[-1]
 
 
 def time_each(work: Callable[[Item], object], items: Iterable[Item]) -> list[int]:

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from bench.rows import Row, print_table, row, single
-from bench.stopwatch import one_cpu, percentile, process_cpu_s, quiet, summarize, time_each
+from bench.stopwatch import on_cpu, percentile, process_cpu_s, quiet, summarize, time_each, two_cpus
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,14 @@ def test_the_process_clock_counts_this_process() -> None:
     assert used > 0
 
 
-def test_what_begins_inside_stays_on_one_cpu() -> None:
+def test_what_begins_inside_stays_on_its_cpu() -> None:
     before = os.sched_getaffinity(0)
-    show = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
-    with one_cpu():
-        assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == "1\n"
+    server, client = two_cpus()
+    assert {server, client} <= before
+    assert server != client or len(before) == 1
+    show = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+    with on_cpu(client):
+        assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == f"{{{client}}}\n"
     assert os.sched_getaffinity(0) == before
 
 
