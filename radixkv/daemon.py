@@ -75,7 +75,8 @@ CHECK_PAGES_MAX = 4_096
 
 _REQUESTS_BEFORE_TICK = 64
 _LEAVE_NOTHING_PENDING = frozenset((Reserve, Step, Heartbeat, Lookup, Stats))
-"""Commands that, answered, leave no deadline and no work over: after them the engine is not asked for either."""
+"""Commands that, answered, leave no deadline: after them the engine is not asked for one. Only a Step can leave work
+over, such as the rest of a huge commit, and only a Reserve or a Step can end sessions."""
 
 _RECENT_COMMANDS = 256
 _RECENT_BYTES = 2 * 1024
@@ -268,10 +269,12 @@ class Daemon:
             if type(reply) is Statistics:
                 reply = self._statistics(reply)
             self._router.send(route, request.id, reply)
+        kind = type(request.body)
+        pending = reply is None or kind not in _LEAVE_NOTHING_PENDING or (kind is Step and self._engine.has_work())
         if outcome.granted or outcome.ended:
             self._deliver(outcome)
-        kind = type(request.body)
-        if reply is None or kind not in _LEAVE_NOTHING_PENDING:
+            pending = True
+        if pending:
             self._look_ahead()
         if kind is Bye and type(reply) is Done:
             self.members.ended(request.session, mapped=False)

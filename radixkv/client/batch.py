@@ -299,5 +299,5 @@ def natural(name: str, value: Any) -> int:
     except (AttributeError, TypeError):
         raise BadRequest(f"{name} is a whole number, not {value!r}") from None
     if not 0 <= number < 2**63:
-        raise BadRequest(f"{name} is at least 0", value=float(number))
+        raise BadRequest(f"{name} is from 0 to 2^63 - 1", value=float(number))
     return int(number)

@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from radixkv.client.connection import HANGUP, Connection
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 FENCE_POLL_S = 0.05
 """How often fenced operations are looked after while there are any."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.02, 0.5
+FENCE_LAST_POLL_S = 0.002
+"""The same when the client is about to close."""
 FAREWELL_S = 1.0
-"""How long the daemon is given to answer the bye."""
+"""How long events that are not done, and then the daemon, hold up the end of a client."""
+BYE_S = 0.1
+"""How long the daemon is given at least to answer the bye."""
 
 _log = logging.getLogger("radixkv.client")
 
@@ -138,11 +143,22 @@ class Keeper:
             return
 
     def _farewell(self) -> None:
-        """Say bye, unless devices may still write to our pages: then the daemon has to wait for our end."""
-        link = self._link
+        """Say bye, unless devices may still write to our pages: then the daemon has to wait for our process's end."""
+        link, core = self._link, self._link.core
         connection = link.present()
         if connection is None:
             return
-        if not len(link.core.outbox):
-            self._send(Ask(connection.session, [Bye()]), min(FAREWELL_S, link.core.timeout))
+        until = core.clock() + min(FAREWELL_S, core.timeout)
+        self._last_fences(connection, until)
+        if not len(core.outbox):
+            self._send(Ask(connection.session, [Bye()]), max(BYE_S, until - core.clock()))
         link.lose(connection)
+
+    def _last_fences(self, connection: Connection, until: float) -> None:
+        """Fenced operations whose events are done soon still go out; pages of the others are lost to everybody."""
+        core = self._link.core
+        while len(core.outbox) and not connection.session.over and core.clock() < until:
+            if core.outbox.ready():
+                self._send(Ask(connection.session), until - core.clock())
+            else:
+                time.sleep(FENCE_LAST_POLL_S)

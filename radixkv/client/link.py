@@ -27,7 +27,7 @@ from radixkv.client import forks, verbs
 from radixkv.client.connection import ENDED, Connection
 from radixkv.client.core import Core, no_reply
 from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
-from radixkv.client.keeper import FAREWELL_S, Keeper
+from radixkv.client.keeper import BYE_S, FAREWELL_S, Keeper
 from radixkv.client.line import Line
 from radixkv.client.mapping import PoolMemory
 from radixkv.client.outbox import Event
@@ -305,7 +305,7 @@ class Link:
         if self.forked:
             return
         self.let_go()
-        self._keeper.join(FAREWELL_S)
+        self._keeper.join(FAREWELL_S + 2 * BYE_S)
         connection = self._connection
         if connection is not None:
             self.lose(connection)

@@ -104,6 +104,11 @@ class Outbox:
         with self._lock:
             return sum(len(queue) for queue in self._queues.values())
 
+    def ready(self) -> bool:
+        """Has the device finished what any of them waits for?"""
+        with self._lock:
+            return any(queue[0].done() for queue in self._queues.values())
+
     def behind(self, seq: SequenceState) -> bool:
         """Has the next operation of this sequence to queue?"""
         return seq in self._queues or seq in self._flying

@@ -41,10 +41,10 @@ class Plan:
 
     def sequences(self) -> list[SequenceState]:
         """Each sequence once, by id: the order in which a shell locks them."""
-        named = {_pair(entry)[0] for entry in self.free}
+        named = [_pair(entry)[0] for entry in self.free]
         for mapping in (self.truncate, self.commit, self.extend, self.share):
-            named.update(mapping or ())
-        return sorted((seq for seq in named if isinstance(seq, SequenceState)), key=lambda seq: seq.id)
+            named += mapping or ()
+        return sorted({seq for seq in named if isinstance(seq, SequenceState)}, key=lambda seq: seq.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Entry:
 def step(core: Core, plan: Plan) -> Verb[StepResult]:
     """Raises only when the whole message failed."""
     lists = {
-        "free": [_entry(*_pair(given), _free) for given in plan.free],
+        "free": _frees(plan.free),
         "truncate": _entries(plan.truncate, lambda seq, n: TruncateItem(seq, n, plan.copy)),
         "commit": _entries(plan.commit, CommitItem),
         "extend": [_entry(seq, None, _extend, given) for seq, given in (plan.extend or {}).items()],
@@ -204,6 +204,17 @@ def _pair(given: Any) -> tuple[Any, Any]:
     if isinstance(given, tuple) and len(given) == PAIR:
         return given
     return given, None
+
+
+def _frees(given: Iterable[Any]) -> list[_Entry]:
+    """Freeing twice is a no-op, also within one step: the first of them counts."""
+    entries = [_entry(*_pair(one), _free) for one in given]
+    seen: set[SequenceState] = set()
+    for entry in entries:
+        if entry.seq in seen:
+            entry.item = None
+        seen.add(entry.seq)
+    return entries
 
 
 def _entries(given: Mapping[Any, Any] | None, make: Callable[[SequenceState, Any], Item]) -> list[_Entry]:

@@ -69,9 +69,7 @@ class Client:
     def pool(self, name: str = "default") -> Pool:
         """Attach and map a pool. Errors: BadRequest when the daemon has none of that name."""
         self._link.check()
-        if not 0 < len(name) <= NAME_MAX:
-            raise BadRequest(f"a pool's name has 1 to {NAME_MAX} characters", characters=len(name))
-        pool = self._link.attach_pool(Pool(self, self._link, name))
+        pool = self._link.attach_pool(Pool(self, self._link, _pool_name(name)))
         assert isinstance(pool, Pool)
         return pool
 
@@ -80,7 +78,11 @@ class Client:
         return self._link.run(verbs.stats())
 
     def close(self) -> None:
-        """End the session: pages of sequences that were not freed go back. Closing twice is a no-op."""
+        """End the session: pages of sequences that were not freed go back. Closing twice is a no-op.
+
+        Fenced operations are waited for up to a second; pages that a device may write to even then stay out of use as
+        long as this process lives.
+        """
         self._finalizer.detach()
         self._link.close()
 
@@ -277,6 +279,12 @@ class Sequence(SequenceState):
 def _ours(seq: SequenceState) -> Sequence:
     assert isinstance(seq, Sequence)
     return seq
+
+
+def _pool_name(given: Any) -> str:
+    if not isinstance(given, str) or not 0 < len(given) <= NAME_MAX or not given.isprintable():
+        raise BadRequest(f"a pool's name has 1 to {NAME_MAX} printable characters, not {given!r:.80}")
+    return given
 
 
 def _namespace(given: Any) -> Namespace:

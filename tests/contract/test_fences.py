@@ -182,3 +182,15 @@ def test_a_client_that_closes_with_unfinished_work_leaves_its_pages_to_nobody(
     other.close()
     wait_until(lambda: counts("half")["sequences"] == 0, what="the end of the session")
     assert counts("half")["quarantined"] == 2
+
+
+def test_a_client_that_closes_waits_a_moment_for_what_is_nearly_done(
+    daemon: Any, client: Any, ns: Any, new_fence: Any, counts: Any
+) -> None:
+    other = radixkv.connect(daemon.endpoint)
+    before = counts("half")
+    fence = new_fence()
+    other.pool("half").reserve(range(8), namespace=ns).free(after=fence)
+    threading.Timer(0.1, setattr, (fence, "done", True)).start()
+    other.close()
+    assert counts("half") == before

@@ -249,8 +249,9 @@ def test_pool_facts(pool: Any, client: Any) -> None:
     assert client.pool("default") is pool
     with pytest.raises(radixkv.BadRequest, match="no pool"):
         client.pool("other")
-    with pytest.raises(radixkv.BadRequest):
-        client.pool("")
+    for name in ("", "x" * 65, "\ud800", 7, None):
+        with pytest.raises(radixkv.BadRequest, match="name has"):
+            client.pool(name)
 
 
 @pytest.mark.parametrize("name", ["default", "half"])

@@ -79,6 +79,19 @@ def test_free_of_a_sequence_that_is_also_committed(pool: Any, ns: Any) -> None:
     assert pool.lookup(range(8), namespace=ns).device_tokens == 8
 
 
+def test_freeing_twice_in_one_step_is_a_no_op(pool: Any, make: Any, new_fence: Any) -> None:
+    seq, fenced, fence = make(), make(), new_fence()
+    assert pool.step(free=[seq, seq, (fenced, fence), fenced]).free == [None] * 4
+    fence.done = True
+    pool.flush(5.0)
+
+
+def test_what_is_no_sequence_is_refused(pool: Any) -> None:
+    for wrong in (7, "seq", [1], None):
+        with pytest.raises(radixkv.BadRequest, match="step takes sequences"):
+            pool.step(free=[wrong])
+
+
 def test_freed_and_foreign_sequences(pool: Any, make: Any, connect: Any, ns: Any) -> None:
     freed = make()
     freed.free()

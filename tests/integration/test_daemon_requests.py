@@ -16,6 +16,7 @@ from radixkv.commands import (
     Failure,
     Free,
     Heartbeat,
+    Invalidate,
     Request,
     Reserve,
     Reserved,
@@ -23,6 +24,7 @@ from radixkv.commands import (
     Step,
     Stepped,
 )
+from radixkv.daemon import TICK_S
 from radixkv.device.descriptors import CACHED, FREE, PRIVATE, check_of
 from radixkv.hashing import chain, namespace_root
 from radixkv.ipc import wire
@@ -191,3 +193,15 @@ def test_a_second_peer_with_the_same_routing_id_disturbs_nobody(daemon, worker) 
     assert worker.ask(Heartbeat()) == Done()
     for dealer in (first, second):
         dealer.close()
+
+
+def test_work_left_over_by_a_step_is_done_without_delay(worker, wait_until) -> None:
+    """Pages of an invalidated namespace come back when their last holder lets go, not with the next regular tick."""
+    started = time.monotonic()
+    for turn in range(4):
+        worker.reserve(100 + turn, tokens(8))
+        worker.ask(Step(commit=[Commit(100 + turn, 8)]))
+        worker.ask(Invalidate("default", b"ns"))
+        worker.free(100 + turn)
+        wait_until(lambda: "cached" not in worker.pages(), what="the return of the pages")
+    assert time.monotonic() - started < 2 * TICK_S
