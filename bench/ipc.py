@@ -33,7 +33,7 @@ LENGTHS = {2_048: 120.0, 32_768: 180.0}
 
 NAMESPACE = radixkv.Namespace(model="bench")
 PROMPTS = 8
-ROUNDS = 40
+ROUNDS = 100
 PAIRS = 50
 WARM_ROUNDS = 3
 
