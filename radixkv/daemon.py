@@ -303,7 +303,7 @@ class Daemon:
             self._router.grant(granted)
         for session in outcome.ended:
             self._log.warning("session revoked: it was silent beyond its lease and others are short", session=session)
-            self.members.ended(session, mapped=True)
+            self.members.ended(session, mapped=self._engine.awaits_mapping_gone(session))
             self._router.forget(session)
 
     def _statistics(self, reply: Statistics) -> Statistics:
@@ -352,9 +352,10 @@ class Daemon:
             return Failure("bad_request", f"there is no pool {name!r}; there are: {', '.join(self._pools)}")
         return pool.description, (pool.arena_fd, pool.table_fd)
 
-    def report(self, command: EndSession | MappingGone) -> None:
+    def report(self, command: EndSession | MappingGone) -> bool:
         self._step(command)
         self._router.forget(command.session)
+        return self._engine.awaits_mapping_gone(command.session)
 
     # -- signals and the end --------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class State:
             pool.floors_missing -= plan.floor_missing(pool, session)
             pool.gained = True
         self._turn_away(session)
-        quarantine = self.quarantine.setdefault(identity, {}) if mapped else None
+        quarantine = self.quarantine.setdefault(identity, {}) if mapped and session.sequences else None
         self.ending.extend((seq, quarantine, identity) for seq in session.sequences.values())
         self.close_some(SLICE_SEQUENCES)
 
@@ -91,6 +91,10 @@ class State:
                 pool.close(seq)
             else:
                 pool.close(seq, quarantine.setdefault(pool.name, []))
+
+    def awaits_mapping_gone(self, identity: int) -> bool:
+        """Could pages of this ended session be in quarantine until nothing of it maps the arena any longer?"""
+        return identity in self.quarantine
 
     def mapping_gone(self, identity: int) -> None:
         for name, pages in self.quarantine.pop(identity, {}).items():

@@ -10,7 +10,7 @@
 
 A connection's end alone does not prove that nobody writes any more (a forked child may hold the mapping's process
 open), nor does a process's end alone (a child may have inherited the connection): both must have been seen before
-quarantined pages may be used again.
+quarantined pages may be used again. A session that left no such pages is forgotten with its connection.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Host(Protocol):
 
     def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure: ...
 
-    def report(self, command: EndSession | MappingGone) -> None: ...
+    def report(self, command: EndSession | MappingGone) -> bool:
+        """True: pages of the session are out of use until nothing of it maps the arena any longer."""
 
 
 class _Member:
@@ -208,8 +209,7 @@ class Members:
         gone = member.closed and member.dead
         if not member.over:
             member.over = True
-            member.mapped = not gone
-            self._host.report(EndSession(member.session, member.mapped, reason))
+            member.mapped = self._host.report(EndSession(member.session, not gone, reason))
         if gone and member.mapped:
             self._host.report(MappingGone(member.session))
         if gone or (not member.mapped and member.closed):
