@@ -367,7 +367,10 @@ class Retire(Struct, frozen=True):
 
 
 class Stamp(Struct, frozen=True):
-    """The last holder of these cached pages let go: their place in the order of eviction."""
+    """The last holder let go of the runs of cached pages that end with these: their place in the order of eviction.
+
+    A page's stamp is the latest of its own and of those of all pages that continue it.
+    """
 
     pool: str
     pages: bytes

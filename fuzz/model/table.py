@@ -103,10 +103,20 @@ class TableMirror:
             idle = sorted(
                 (pool.stamp[page], -len(key[2]), page) for page, key in pool.key_of.items() if page not in held
             )
-            stamps = [records[page].stamp for _, _, page in idle]
+            latest = self._latest_stamps(pool)
+            stamps = [latest[page] for _, _, page in idle]
             expect("I7", f"stamps of {pool.name} in order of eviction", stamps, sorted(stamps))
         alive = sorted(session for session, epoch in self.sessions.values() if epoch)
         expect("I14", "sessions in the table", alive, sorted(state.sessions))
+
+    def _latest_stamps(self, pool: PoolModel) -> dict[int, int]:
+        """What the table says of each cached page: the latest stamp of it and of all pages that continue it."""
+        latest = {page: self.pages[pool.name][page].stamp for page in pool.key_of}
+        for page in sorted(pool.key_of, key=lambda page: -len(pool.key_of[page][2])):
+            above = pool.parent(page)
+            if above is not None:
+                latest[above] = max(latest[above], latest[page])
+        return latest
 
     def _compare_content(self, pool: PoolModel, page: int) -> None:
         record, (namespace, epoch, tokens) = self.pages[pool.name][page], pool.key_of[page]

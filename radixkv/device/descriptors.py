@@ -8,7 +8,8 @@
     ...        records     one a page, a multiple of 64 bytes:
                  0  generation   u64   how often the page was handed out; a reader compares it after its work
                  8  owner        u64   session of a private or shadow page; 0: nobody or in transit
-                16  stamp        u64   place in the order of eviction
+                16  stamp        u64   place in the order of eviction; a page's is the latest of its own and of
+                                       those of the pages that continue it (only ends of runs are written)
                 24  namespace    u32
                 28  epoch        u32   of the namespace, when the page was handed out
                 32  check        u64   see ``check_of``

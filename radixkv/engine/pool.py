@@ -20,6 +20,7 @@ from radixkv.evictor.lru import LRU
 from radixkv.hashing import chain
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
+from radixkv.types import PAGE_ID_BYTES
 
 COUNTERS = (
     "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
@@ -130,14 +131,18 @@ class Pool:
         return self.stamp
 
     def fallen_idle(self, nodes: list[Node], retired: bool) -> None:
-        """Nodes, leaf to root, whose last holder has let go under the current stamp."""
+        """Nodes, leaf to root, whose last holder has let go under the current stamp.
+
+        Only their last pages get it in the table: it holds for all before them. A leaf that has lost its tail to
+        eviction has none at its end, but then it is the first to go anyway.
+        """
         if not nodes:
             return
         for node in nodes:
             self.order.add(node)
         self.gained = True
-        packed = bytes(nodes[0].pages) if len(nodes) == 1 else b"".join([node.pages for node in nodes])
-        self.writes.append(Stamp(self.name, packed, self.stamp))
+        ends = [node.pages[-PAGE_ID_BYTES:] for node in nodes]
+        self.writes.append(Stamp(self.name, b"".join(ends), self.stamp))
         if retired:
             self.retired.extend((node, None) for node in nodes)
 
