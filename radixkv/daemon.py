@@ -2,13 +2,13 @@
 
 ::
 
-    poll ── ROUTER ──> at most one request: decode, engine.step, descriptor writes, reply
+    poll ── ROUTER ──> one request: decode, engine.step, descriptor writes, reply
       │
-      └──── epoll ───> attach connections, pidfds, signals: what they mean goes to the engine as commands
-    no request waits (or 64 have been served): tick, if one is due
+      └──── epoll ───> no request waits (or 64 have been served): attach connections, pidfds, signals, whose meaning
+                       goes to the engine as commands; tick, if one is due
 
-Waiting happens in one place, ``zmq.Poller`` over two items; nothing else in the process blocks. An unexpected exception
-is a bug: the last commands go to stderr, the tables are marked, the process ends with 70.
+Waiting happens in one place, ``select.poll`` over two descriptors; nothing else in the process blocks. An unexpected
+exception is a bug: the last commands go to stderr, the tables are marked, the process ends with 70.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ _RECENT_BYTES = 2 * 1024
 hold on to it makes each request touch memory that no cache has (measured: 7 us a request of 8 KiB)."""
 
 _OPEN_FILES = 65_536
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 _REPORT_PATIENCE_MS = 10
 """How long each line of the last report waits for somebody to read stderr."""
 
@@ -202,24 +203,25 @@ class Daemon:
         return EXIT_DRAINED
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
         requests = self._router.socket
-        poller.register(requests, zmq.POLLIN)
-        poller.register(self._epoll.fileno(), zmq.POLLIN)
+        sleep = select.poll()
+        request_fd = requests.fileno()
+        sleep.register(request_fd, select.POLLIN)
+        sleep.register(self._epoll.fileno(), select.POLLIN)
         while not self._stop:
-            wait_s = self._due - self._now
-            ready = poller.poll(int(wait_s * 1000) + 1 if wait_s > 0 else 0)
+            # Before sleep only EVENTS counts: the descriptor tells of changes, which any call on the socket takes away.
+            asked = int(requests.get(_EVENTS)) & _READABLE
+            if not asked:
+                wait_s = self._due - self._now
+                for fd, _ in sleep.poll(int(wait_s * 1000) + 1 if wait_s > 0 else 0):
+                    asked |= fd == request_fd
             self._advance()
-            asked = False
-            for item, _ in ready:
-                if item is requests:
-                    asked = True
-                    self._serve_one()
-                else:
-                    for fd, _ in self._epoll.poll(0):
-                        self._serve_fd(fd)
+            if asked:
+                self._serve_one()
             self._until_tick -= 1
             if not asked or self._until_tick <= 0:
+                for fd, _ in self._epoll.poll(0):
+                    self._serve_fd(fd)
                 self._serve_time()
             if self._drain_ends is not math.inf and (self._now >= self._drain_ends or self._is_drained()):
                 return

@@ -286,7 +286,10 @@ class Pool:
     def close(self, seq: Sequence, quarantine: list[int] | None = None) -> None:
         """The sequence is over. Cached pages stay cached; its own go back, or into quarantine."""
         self.settle(seq)
-        self.release_source(seq, quarantine)
+        if seq.depth > seq.published:
+            seq.source = -1  # the path reaches over it, and is let go as a whole
+        else:
+            self.release_source(seq, quarantine)
         self.drop(seq.pages[seq.published :].tolist(), State.PRIVATE, quarantine)
         if seq.shadows:
             self.drop(list(seq.shadows), State.SHADOW, quarantine)

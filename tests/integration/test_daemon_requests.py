@@ -74,7 +74,7 @@ def test_what_a_reply_tells_of_is_in_the_descriptor_table_when_it_arrives(worker
     worker.free(1)
     record = table.records[pages]
     assert record["state"].tolist() == [CACHED, CACHED, FREE]
-    assert record["stamp"][:2].all()
+    assert record["stamp"][1]  # the end of the run that fell idle
     table.close()
 
 
