@@ -68,7 +68,7 @@ from radixkv.version import VERSION
 
 EXIT_DRAINED, EXIT_CONFIG, EXIT_IN_USE, EXIT_MEMORY, EXIT_BROKEN = 0, 2, 3, 4, 70
 
-TICK_S = 1.0
+TICK_S = 5.0
 CHECK_S = 5.0
 CHECK_PAGES_MAX = 4_096
 """More pages than this in all are recounted only with ``paranoid``: a recount must not be felt (about 2 us a page)."""
