@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as AnySequence
@@ -47,7 +48,7 @@ _NOT_WORTH_RAISING = (SessionLost, Unavailable, Timeout, Forked)
 """What leaving a ``with`` block keeps to itself: the pages come back without it, or are not ours to give back."""
 
 
-def connect(endpoint: str | None = None, timeout: float = TIMEOUT_S) -> Client:
+def connect(endpoint: str | os.PathLike[str] | None = None, timeout: float = TIMEOUT_S) -> Client:
     """A client of the daemon at an endpoint ("ipc://PATH" or a path; None: $RADIXKV_ENDPOINT, then the default).
 
     ``timeout``: seconds, here and for each later call, until an answer is there.

@@ -61,12 +61,14 @@ class Endpoint:
         return self.path.parent
 
 
-def resolve(endpoint: str | None = None, environ: Mapping[str, str] = os.environ) -> Endpoint:
+def resolve(endpoint: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ) -> Endpoint:
     """The endpoint meant by a setting ("ipc://PATH" or a path; empty: the environment, then the default).
 
     Errors: ConfigError for what cannot be a unix socket's path.
     """
-    named = endpoint or environ.get("RADIXKV_ENDPOINT", "")
+    if endpoint is not None and not isinstance(endpoint, str | os.PathLike):
+        raise ConfigError(f"endpoint = {endpoint!r} is not allowed; allowed: ipc:// and an absolute path")
+    named = os.fspath(endpoint or environ.get("RADIXKV_ENDPOINT", ""))
     if named:
         path = Path(named.removeprefix("ipc://"))
         if "://" in str(named).removeprefix("ipc://") or not path.is_absolute():

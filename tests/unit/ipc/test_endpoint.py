@@ -37,6 +37,7 @@ def test_the_files_of_an_endpoint() -> None:
     assert str(found.attach_path) == "/run/x/radixkv.sock.attach"
     assert str(found.lock_path) == "/run/x/radixkv.sock.lock"
     assert resolve("/run/x/radixkv.sock", {}) == found
+    assert resolve(Path("/run/x/radixkv.sock"), {}) == found
 
 
 def test_the_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +195,9 @@ def test_other_files_are_never_removed(endpoint: Endpoint) -> None:
     with pytest.raises(ConfigError, match="not a socket"):
         Claim(endpoint)
     assert endpoint.path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("endpoint", [7, b"/run/x", 1.5, ["ipc:///run/x"]])
+def test_an_endpoint_that_is_no_text_is_refused_by_name(endpoint) -> None:
+    with pytest.raises(ConfigError, match="endpoint ="):
+        resolve(endpoint, {})
