@@ -1,0 +1,48 @@
+"""docs/client.md: its example runs and prints what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import radixkv
+from radixkv.client.sync import Pool, Sequence
+
+PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+
+
+def test_the_example_prints_what_the_page_says(daemon_factory):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    daemon = daemon_factory(pools=[{"layers": 1, "kv_heads": 1, "head_dim": 8, "page_size": 4, "pages": 32}])
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "RADIXKV_ENDPOINT": daemon.endpoint},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    assert f"```\n{run.stdout}```" in PAGE
+
+
+def test_every_public_name_of_pool_and_sequence_is_on_the_page():
+    for kind in (Pool, Sequence):
+        for name in dir(kind):
+            if not name.startswith("_") and name not in INTERNAL:
+                assert re.search(rf"`[^`]*\b{name}\b", PAGE), f"{kind.__name__}.{name}"
+
+
+INTERNAL = {
+    "broken", "child", "client", "closed", "committed_to", "compacted_to", "core", "current", "deferred_error",
+    "extended_by", "facts", "id", "intact", "link", "lock", "make", "memory", "name", "pool", "rows_copied", "session",
+    "sound", "take_copied", "truncated_to", "unsettled",
+}  # fmt: skip
+"""What the library's own parts use of them."""
+
+
+def test_every_error_is_exported():
+    for name in ("OutOfPages", "Timeout", "SessionLost", "Unavailable", "StaleHandle", "BadRequest", "Forked"):
+        assert issubclass(getattr(radixkv, name), radixkv.RadixKVError)
