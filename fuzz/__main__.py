@@ -15,12 +15,21 @@ from fuzz.registry import Failed, run
 from fuzz.smoke import smoke
 from fuzz.targets.catalogue import FUZZERS
 
+ABOUT = """Random steps against a model of what they should do. Exits 0 when nothing was found; 1 with invariant, seed
+and step when something was, when a rare event was met too seldom to mean anything, or when a canary's bug was not
+found."""
+
+NAMES = """a fuzzer; or list: say which there are; smoke: run each of them shortly; canary: check that they find bugs
+put in on purpose"""
+
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument("name", choices=["list", "smoke", "canary", *FUZZERS], metavar="NAME")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=10_000)
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=ABOUT)
+    parser.add_argument("name", choices=["list", "smoke", "canary", *FUZZERS], metavar="NAME", help=NAMES)
+    seed = "a number; the same seed gives the same steps (default: %(default)s)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
+    steps = "how many random steps one fuzzer takes; smoke has its own numbers (default: %(default)s)"
+    parser.add_argument("--steps", type=int, default=10_000, metavar="M", help=steps)
     options = parser.parse_args(arguments)
     if options.name == "list":
         for fuzzer in FUZZERS.values():

@@ -8,7 +8,8 @@ from typing import Any
 
 import radixkv
 
-FIX = "start one with `radixkv serve`, or name its address with --endpoint or $RADIXKV_ENDPOINT"
+START = "; start one with `radixkv serve`"
+ELSE = ", or name its address with --endpoint or $RADIXKV_ENDPOINT"
 
 
 @contextmanager
@@ -18,7 +19,8 @@ def connected(endpoint: str | None, timeout_s: float) -> Iterator[radixkv.Client
         with radixkv.connect(endpoint, timeout=timeout_s) as client:
             yield client
     except radixkv.Unavailable as error:
-        raise radixkv.Unavailable(f"{error}; {FIX}") from error
+        said = str(error).removesuffix(START)  # the client library says it when there is no daemon at all
+        raise radixkv.Unavailable(f"{said}{START}{ELSE}") from error
 
 
 def stats(client: radixkv.Client) -> dict[str, Any]:

@@ -44,10 +44,10 @@ def examine(pools: PoolFlags, endpoint: str | None) -> list[Check]:
         wrong = fail("configuration", error.message, "mend this key; docs/configuration.md has every key")
         return [wrong, *kernel.checks(), *packages.checks()]
     answer = _ask(where)
-    running = isinstance(answer, dict)
+    running, asked = isinstance(answer, dict), bool(pools.pool or pools.config)
     return [
         ok("configuration", f"{_pools(config)}; endpoint {where.address}"),
-        memory.check(config, available_bytes(), running=running),
+        memory.check(config, available_bytes(), running=running, asked=asked),
         *limits.checks(config),
         *kernel.checks(),
         sockets.directory(where),

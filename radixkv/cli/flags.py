@@ -24,9 +24,9 @@ def _flag(key: str, table: Mapping[str, Key], *, default: bool = True) -> Parame
     return Parameter(help=meaning.meaning + shown, metavar=meaning.unit)
 
 
-def switch(meaning: str) -> Parameter:
-    """A flag without a value, off unless it is written."""
-    return Parameter(help=meaning, negative="", show_default=False)
+def switch(meaning: str, name: str | None = None) -> Parameter:
+    """A flag without a value, off unless it is written. ``name``: when the argument's own will not do."""
+    return Parameter(name=name, help=meaning, negative="", show_default=False)
 
 
 JsonFlag = Annotated[bool, Parameter(name="json", help="print one JSON object", negative="", show_default=False)]

@@ -31,13 +31,16 @@ def spec_of(path: Path, written: Mapping[str, object]) -> KVSpec:
     Errors: ConfigError when the file cannot be read, or lacks a key that ``written`` does not give either.
     """
     found = _Model(path, _load(path))
-    latent = found.number("kv_lora_rank", required=False)
+    latent = found.number("mla_latent_dim", "kv_lora_rank", required=False)
     readers: dict[str, Callable[[], int | str]] = {
-        "layers": lambda: found.number("num_hidden_layers"),
+        "layers": lambda: found.number("layers", "num_hidden_layers"),
         "dtype": found.dtype,
     }
     if latent:
-        readers |= {"mla_latent_dim": lambda: latent, "mla_rope_dim": lambda: found.number("qk_rope_head_dim")}
+        readers |= {
+            "mla_latent_dim": lambda: latent,
+            "mla_rope_dim": lambda: found.number("mla_rope_dim", "qk_rope_head_dim"),
+        }
     else:
         readers |= {"kv_heads": found.kv_heads, "head_dim": found.head_dim}
     found.refuse_states()
@@ -45,8 +48,13 @@ def spec_of(path: Path, written: Mapping[str, object]) -> KVSpec:
     try:
         return KVSpec(**values)
     except ConfigError as error:
-        mine = error.message.partition(" = ")[0] not in written
-        raise (found.error(error.message) if mine else error) from None
+        name = error.message.partition(" = ")[0]
+        raise (error if name in written else found.error(f"{error.message}; {_stand_in(name)}")) from None
+
+
+def _stand_in(name: str) -> str:
+    """What to write when the file is of no use for the key ``name`` of a spec."""
+    return f"--{name.replace('_', '-')}, or {name} of the pool, can stand in for it"
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -55,7 +63,7 @@ def _load(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"model_config = {str(path)!r} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"model_config = {str(path)!r} is no JSON: {error}") from None
+        raise ConfigError(f"model_config = {str(path)!r} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"model_config = {str(path)!r} is not a model's config.json: its top is no object")
     return content
@@ -71,35 +79,37 @@ class _Model:
             raise self.error("text_config is no object")
         self.keys = {**content, **{key: value for key, value in text.items() if value is not None}}
 
-    def number(self, *names: str, required: bool = True) -> int:
-        """The first of ``names`` that the file has; 0 when it has none and none is required."""
+    def number(self, key: str, *names: str, required: bool = True) -> int:
+        """The first of ``names`` in the file, for ``key`` of the spec; 0 when it has none and none is required."""
         for name in names:
             value = self.keys.get(name)
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise self.error(f"{name} = {value!r} is not a whole number")
+                raise self.error(f"{name} = {value!r} is not a whole number; {_stand_in(key)}")
             return value
         if required:
-            raise self.error(f"has no {' or '.join(names)}")
+            raise self.lacks(" or ".join(names), key)
         return 0
 
     def kv_heads(self) -> int:
-        return self.number("num_key_value_heads", "num_attention_heads")
+        return self.number("kv_heads", "num_key_value_heads", "num_attention_heads")
 
     def head_dim(self) -> int:
-        head_dim = self.number("head_dim", required=False)
+        head_dim = self.number("head_dim", "head_dim", required=False)
         if head_dim:
             return head_dim
-        hidden, heads = self.number("hidden_size"), self.number("num_attention_heads")
+        hidden, heads = self.number("head_dim", "hidden_size"), self.number("head_dim", "num_attention_heads")
         if heads == 0 or hidden % heads:
-            raise self.error(f"has no head_dim, and hidden_size {hidden} is no multiple of {heads} attention heads")
+            raise self.lacks(
+                f"head_dim, and hidden_size {hidden} is no multiple of {heads} attention heads", "head_dim"
+            )
         return hidden // heads
 
     def dtype(self) -> str:
         value = self.keys.get("dtype") or self.keys.get("torch_dtype")
         if not isinstance(value, str):
-            raise self.error("has no dtype or torch_dtype; say it with dtype (--dtype float32, or dtype=float32)")
+            raise self.lacks("dtype or torch_dtype", "dtype")
         return value.removeprefix("torch.")
 
     def refuse_states(self) -> None:
@@ -108,6 +118,9 @@ class _Model:
         strange = sorted({str(kind) for kind in kinds} - KEEPS_KV) if isinstance(kinds, list) else []
         if strange:
             raise self.error(f"layer_types has {', '.join(strange)}; supported: {', '.join(sorted(KEEPS_KV))}")
+
+    def lacks(self, what: str, key: str) -> ConfigError:
+        return ConfigError(f"model_config = {str(self.path)!r} has no {what}; {_stand_in(key)}")
 
     def error(self, message: str) -> ConfigError:
         return ConfigError(f"model_config = {str(self.path)!r}: {message}")

@@ -55,21 +55,22 @@ def spec_of(config: Path | None, flags: dict[str, str]) -> KVSpec:
     shape = ("layers",) if written.get("mla_latent_dim") else ("layers", "kv_heads", "head_dim")
     missing = [name for name in shape if name not in written]
     if missing and written.keys() & {"layers", "kv_heads", "head_dim", "mla_latent_dim", "mla_rope_dim"}:
-        raise ConfigError(f"{_as_flags(missing)} missing; give a config.json or all of {_as_flags(shape)}")
+        raise ConfigError(f"missing: {_as_flags(missing)}; give a config.json or all of {_as_flags(shape)}")
     return KVSpec(**written)  # type: ignore[arg-type] # KVSpec itself checks every value
 
 
 def _as_flags(names: list[str] | tuple[str, ...]) -> str:
-    return " ".join("--" + name.replace("_", "-") for name in names)
+    return ", ".join("--" + name.replace("_", "-") for name in names)
 
 
 def pages_of(spec: KVSpec, room: RoomFlags) -> int:
     """How many pages fit into --device-bytes, or are needed for --tokens. Errors: ConfigError."""
     if room.tokens is None:
         text = room.device_bytes
-        return pages_in(DEFAULT_DEVICE_BYTES if text is None else read("pool.device_bytes", text), spec)
+        size = DEFAULT_DEVICE_BYTES if text is None else read("pool.device_bytes", text)
+        return pages_in(size, spec, "--device-bytes")
     if room.device_bytes is not None:
-        raise refuse("tokens", room.tokens, "--tokens or --device-bytes, not both")
+        raise ConfigError("--tokens and --device-bytes exclude each other")
     if not room.tokens.isdecimal() or int(room.tokens) == 0:
         raise refuse("tokens", room.tokens, "a whole number from 1")
     return -(-int(room.tokens) // spec.page_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from radixkv.cli import model_config
+from radixkv.cli import model_config, sizes
 from radixkv.cli.keys import POOL, SPEC, unknown
 from radixkv.cli.values import read, refuse
 from radixkv.config import KVSpec, PoolConfig
@@ -77,9 +77,14 @@ def _spec(values: dict[str, object], folder: Path) -> KVSpec:
     return model_config.spec_of(folder / Path(path).expanduser(), written)
 
 
-def pages_in(device_bytes: object, spec: KVSpec) -> int:
-    """How many pages of ``spec`` fit into ``device_bytes``. Errors: ConfigError when not even one does."""
-    allowed = f"bytes, or a size as in 512MiB, of at least one page ({spec.page_bytes})"
+def pages_in(device_bytes: object, spec: KVSpec, name: str = "pool.device_bytes") -> int:
+    """How many pages of ``spec`` fit into ``device_bytes``, which was written as ``name``.
+
+    Errors: ConfigError when not even one does.
+    """
+    near = sizes.near(device_bytes) if isinstance(device_bytes, str) else None
+    hint = f"; did you mean {near}?" if near else ""
+    allowed = f"bytes, or a size as in 512MiB, of at least one page ({spec.page_bytes}){hint}"
     if not isinstance(device_bytes, int) or isinstance(device_bytes, bool) or device_bytes < spec.page_bytes:
-        raise refuse("pool.device_bytes", device_bytes, allowed)
+        raise refuse(name, device_bytes, allowed)
     return device_bytes // spec.page_bytes

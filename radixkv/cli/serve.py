@@ -17,7 +17,7 @@ from radixkv.config import Config
 @dataclass(frozen=True, slots=True)
 class StartFlags:
     paranoid: Annotated[bool, switch("check every invariant after every step; slow")] = False
-    cold: Annotated[bool, switch("begin with empty pools, whatever is left of an earlier run")] = False
+    cold: Annotated[bool, switch("begin with empty pools; no effect yet: every start is cold")] = False
 
 
 def configuration(pools: PoolFlags, server: ServerFlags, limits: LimitFlags) -> Config:

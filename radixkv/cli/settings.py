@@ -92,7 +92,7 @@ def from_file(path: Path) -> Source:
     except OSError as error:
         raise ConfigError(f"config = {str(path)!r} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"config = {str(path)!r} is no TOML: {error}") from None
+        raise ConfigError(f"config = {str(path)!r} is not TOML: {error}") from None
     source = Source()
     for table, keys in content.items():
         if table == "pool":

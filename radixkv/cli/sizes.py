@@ -16,6 +16,12 @@ def parse(text: str) -> int | None:
     return int(written[1].replace("_", "")) * UNITS[written[2]]
 
 
+def near(text: str) -> str | None:
+    """The size that ``"24GB"`` or ``"24g"`` may have meant: ``"24GiB"``; None when the text is nothing of the kind."""
+    written = re.fullmatch(r"([0-9][0-9_]*)\s*([KMGT])(i?B)?", text.strip(), re.IGNORECASE)
+    return f"{written[1]}{written[2].upper()}iB" if written else None
+
+
 def show(count: int) -> str:
     """``count`` bytes in the largest unit that leaves at least 1: ``"720 KiB"``, ``"1.25 GiB"``, ``"12 bytes"``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):

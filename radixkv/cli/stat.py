@@ -14,6 +14,8 @@ from radixkv.cli.flags import EndpointFlag, JsonFlag, switch
 from radixkv.cli.values import refuse
 
 TIMEOUT_S = 2.0
+STATES = ("free", "private", "cached", "shadow", "quarantined")
+"""Of a page. They add up to the pool, so that each is shown also when it has none."""
 
 
 def stat(
@@ -21,6 +23,7 @@ def stat(
     endpoint: EndpointFlag = None,
     as_json: JsonFlag = False,
     watch: Annotated[bool, switch("show it again and again, until ctrl-c")] = False,
+    every_counter: Annotated[bool, switch("also the counters that are 0", name="all")] = False,
     every: Annotated[float, Parameter(help="seconds between two looks of --watch", metavar="SECONDS")] = 1.0,
 ) -> int:
     """Show a daemon's pools, sessions and counters.
@@ -30,51 +33,64 @@ def stat(
     if not 0.01 <= every <= 86400:
         raise refuse("every", every, "seconds from 0.01 to 86400")
     with ask.connected(endpoint, TIMEOUT_S) as client:
-        show(ask.stats(client), as_json=as_json)
+        show(ask.stats(client), as_json=as_json, every_counter=every_counter)
         while watch:
             time.sleep(every)
-            show(ask.stats(client), as_json=as_json, again=True)
+            show(ask.stats(client), as_json=as_json, every_counter=every_counter, again=True)
     return 0
 
 
-def show(found: dict[str, Any], *, as_json: bool, again: bool = False) -> None:
+def show(found: dict[str, Any], *, as_json: bool, every_counter: bool = False, again: bool = False) -> None:
     """Print one snapshot; on a terminal a later one stands where the first one stood."""
     if as_json:
         print(json.dumps(found), flush=True)
         return
     if again:
         print("\x1b[H\x1b[J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
-    print(as_table(found), flush=True)
+    print(as_table(found, every_counter=every_counter), flush=True)
 
 
-def as_table(found: dict[str, Any]) -> str:
-    """The snapshot for people."""
+def as_table(found: dict[str, Any], *, every_counter: bool = False) -> str:
+    """The snapshot for people. ``every_counter``: also those that are 0."""
+    sessions = _counted(found["sessions"], "session") + (" (this one)" if found["sessions"] == 1 else "")
     lines = [
-        f"radixkv {found['version']}, up {_duration(found['uptime_s'])}, "
-        f"{found['sessions']:,} sessions, {found['queued']:,} queued" + (", draining" if found.get("draining") else ""),
+        f"radixkv {found['version']}, up {_duration(found['uptime_s'])}, {sessions}, {found['queued']:,} queued"
+        + (", draining" if found.get("draining") else ""),
         f"boot {found['boot_id']}, cache {found['cache_id']}",
     ]
     for name, pool in found["pools"].items():
         lines += ["", *_pool(name, pool)]
-    lines += ["", *_counters(found["counters"])]
+    lines += ["", *_counters(found["counters"], every_counter)]
     return "\n".join(lines)
 
 
 def _pool(name: str, pool: dict[str, Any]) -> list[str]:
     total, page_bytes = pool["total_pages"], pool.get("page_bytes", 0)
     size = f", {sizes.show(total * page_bytes)}" if page_bytes else ""
-    lines = [f"pool {name}: {total:,} pages{size}, {pool['sequences']:,} sequences, {pool['nodes']:,} tree nodes"]
-    for state, count in pool["pages"].items():
-        if count or state in ("free", "private", "cached"):
-            lines.append(f"  {state:<12} {count:>12,}  {count / total:>6.1%}")
-    lines.append(f"  {'evictable':<12} {pool['evictable_pages']:>12,}  {pool['evictable_pages'] / total:>6.1%}")
+    sequences, nodes = _counted(pool["sequences"], "sequence"), _counted(pool["nodes"], "tree node")
+    rows = {state: pool["pages"].get(state, 0) for state in STATES} | pool["pages"]
+    lines = [f"pool {name}: {_counted(total, 'page')}{size}, {sequences}, {nodes}"]
+    for state, count in rows.items():
+        if count or state in STATES:
+            lines.append(_row(state, count, total))
+        if state == "cached":
+            lines.append(_row("  of which evictable", pool["evictable_pages"], total))
     return lines
 
 
-def _counters(counters: dict[str, Any]) -> list[str]:
+def _row(what: str, count: int, total: int) -> str:
+    return f"  {what:<20} {count:>12,}  {count / total:>6.1%}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _counters(counters: dict[str, Any], every_counter: bool) -> list[str]:
     asked, hit = counters.get("asked_tokens", 0), counters.get("hit_tokens", 0)
-    lines = [f"{name:<22} {value:>14,}" for name, value in counters.items()]
-    return [*lines, f"{'hit rate':<22} {hit / asked:>14.1%}" if asked else f"{'hit rate':<22} {'-':>14}"]
+    rate = f"{hit / asked:.1%}" if asked else "-"
+    shown = {name: value for name, value in counters.items() if value or every_counter}
+    return [f"{'hit rate':<22} {rate:>14}", *(f"{name:<22} {value:>14,}" for name, value in shown.items())]
 
 
 def _duration(seconds: float) -> str:

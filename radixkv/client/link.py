@@ -35,7 +35,7 @@ from radixkv.client.pool import PoolState
 from radixkv.client.session import Session
 from radixkv.commands import PROTOCOL_VERSION
 from radixkv.errors import BadRequest, Forked, PermissionDenied, RadixKVError, Unavailable, VersionMismatch
-from radixkv.ipc.attach import Attachment
+from radixkv.ipc.attach import NOBODY_THERE, Attachment
 from radixkv.ipc.endpoint import Endpoint
 
 T = TypeVar("T")
@@ -179,7 +179,8 @@ class Link:
                 break
             except Unavailable as error:
                 if self.core.clock() + pause >= until:
-                    raise Unavailable(f"{error.message} (tried for {self.core.timeout:g} s)") from error
+                    hint = "; start one with `radixkv serve`" if isinstance(error.__cause__, NOBODY_THERE) else ""
+                    raise Unavailable(f"{error.message} (tried for {self.core.timeout:g} s){hint}") from None
             time.sleep(pause)
             pause = min(2 * pause, RETRY_MAX_S)
         self._keeper.start()

@@ -44,5 +44,7 @@ def load(document: Path | None, questions: Sequence[str]) -> Task:
 def _read(path: Path, flag: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {path}: {error}; give another one with {flag}") from error
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}; give another one with {flag}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"cannot read {path}: it is not UTF-8 text; give another one with {flag}") from error

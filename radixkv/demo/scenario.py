@@ -47,7 +47,7 @@ def run_demo(load: Callable[[], Task], as_json: bool) -> int:
         smollm2.fetch_shown(errors)
         result = _run(task, errors)
     except BadInput as error:
-        errors.print(str(error), markup=False)
+        errors.print(f"radixkv: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
     except (DemoFailed, smollm2.ModelError, radixkv.RadixKVError) as error:
         errors.print(f"The demo failed: {error}", markup=False)

@@ -24,6 +24,9 @@ from radixkv.ipc.endpoint import Endpoint, check_directory
 PACKET_MAX = 64 * 1024
 """Bytes of a record in either direction."""
 
+NOBODY_THERE = (FileNotFoundError, ConnectionRefusedError)
+"""Causes of an Unavailable that mean: no daemon runs at the endpoint, rather than: one runs and does not answer."""
+
 _FDS_MAX = 2
 _BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")
@@ -170,8 +173,8 @@ class Attachment:
         """Connect, at most ``timeout`` seconds a step. Errors: Unavailable, PermissionDenied."""
         try:
             check_directory(endpoint)
-        except FileNotFoundError:
-            raise Unavailable(f"no daemon at {endpoint.address}") from None
+        except FileNotFoundError as error:
+            raise Unavailable(f"no daemon at {endpoint.address}") from error
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(timeout)
         try:
@@ -180,7 +183,8 @@ class Attachment:
             self._socket.close()
             if isinstance(error, PermissionError):
                 raise PermissionDenied(f"{endpoint.attach_path}: {error.strerror}") from error
-            raise Unavailable(f"no daemon at {endpoint.address}: {error}") from error
+            why = "" if isinstance(error, NOBODY_THERE) else f": {error.strerror or error}"
+            raise Unavailable(f"no daemon at {endpoint.address}{why}") from error
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -210,7 +214,7 @@ class Attachment:
             packet, fds = _receive(self._socket)
         except OSError as error:
             self.close()
-            raise Unavailable(f"the daemon does not answer: {error}") from error
+            raise Unavailable(f"the daemon does not answer: {error.strerror or error}") from error
         if not packet:
             _close_all(fds)
             self.close()

@@ -11,9 +11,15 @@ TIGHT = 0.8
 """Part of the available memory from which on pools are called tight: weights and activations need room as well."""
 
 
-def check(config: Config, available_bytes: int, *, running: bool) -> Check:
-    """``running``: a daemon answers, so that its pages are no longer part of what is available."""
+def check(config: Config, available_bytes: int, *, running: bool, asked: bool = False) -> Check:
+    """``running``: a daemon answers, so that its pages are no longer part of what is available.
+
+    ``asked``: somebody wrote down pools to be checked, which need not be the running daemon's.
+    """
     needed = sum(pool.arena_bytes for pool in config.pools)
+    if running and asked:
+        fix = "run this again when it has ended, or with another --endpoint to see what fits beside it"
+        return warn("memory", "not checked: a daemon already runs here", fix)
     if running:
         detail = f"a daemon runs and has its pages; {sizes.show(available_bytes)} are available beside them"
         return ok("memory", detail)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from radixkv.cli import extras
 from radixkv.cli.checks.check import Check, fail, ok, warn
 
 NEEDED = ("msgspec", "pyzmq", "xxhash", "numpy", "cyclopts", "structlog", "rich")
@@ -51,7 +52,7 @@ def optional(name: str, version: Callable[[str], str | None]) -> Check:
     number = version(name)
     without, extra = OPTIONAL[name]
     if number is None:
-        return warn(name, f"not installed: {without}", f"pip install 'radixkv[{extra}]'")
+        return warn(name, f"not installed: {without}", extras.install(extra))
     return ok(name, number)
 
 
@@ -61,5 +62,5 @@ def gpu(version: Callable[[str], str | None], gpus: Path) -> Check:
     if count == 0:
         return ok("gpu", "none found; pools are CPU memory")
     if version("cuda-bindings") is None:
-        return warn("gpu", f"{count} found, cuda-bindings is not installed", "pip install 'radixkv[cuda]'")
+        return warn("gpu", f"{count} found, cuda-bindings is not installed", extras.install("cuda"))
     return ok("gpu", f"{count} found")

@@ -108,14 +108,15 @@ def test_packages_that_are_not_there_are_named(
     installed = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else installed(name))
     assert main(arguments) == 2
-    assert capsys.readouterr().err == "radixkv: not installed: gguf; pip install 'radixkv[transformers]'\n"
+    assert capsys.readouterr().err == "radixkv: not installed: gguf; pip install -e '.[transformers]' in the checkout\n"
 
 
 def test_a_document_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--document", "/no/such/file.txt"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "/no/such/file.txt" in err
+    refusal = "cannot read /no/such/file.txt: No such file or directory; give another one with --document"
+    assert err == f"radixkv: {refusal}\n"
 
 
 def test_the_module_can_be_run() -> None:

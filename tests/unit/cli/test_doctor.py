@@ -52,6 +52,10 @@ class TestMemory:
     def test_a_running_daemon_has_its_pages_already(self) -> None:
         assert memory.check(self.config, 100 * 2**20, running=True).status == "ok"
 
+    def test_pools_beside_a_running_daemon_are_not_checked(self) -> None:
+        found = memory.check(self.config, 100 * 2**20, running=True, asked=True)
+        assert (found.status, found.detail) == ("warn", "not checked: a daemon already runs here")
+
 
 class TestLimits:
     def test_enough_open_files(self) -> None:
@@ -177,7 +181,7 @@ class TestPackages:
         assert packages.optional(name, {name: "1.2"}.get) == Check(name, "ok", "1.2")
         without = packages.optional(name, {}.get)
         assert without.status == "warn"
-        assert "radixkv[" in without.fix
+        assert without.fix.startswith("pip install -e '.[")
 
     def test_gpus(self, tmp_path: Path) -> None:
         assert packages.gpu({}.get, tmp_path / "none").status == "ok"

@@ -87,10 +87,10 @@ def test_written_keys_win_and_stand_in_for_missing_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "part"),
     [
-        ("num_hidden_layers", "has no num_hidden_layers"),
-        ("hidden_size", "has no hidden_size"),
+        ("num_hidden_layers", "config.json' has no num_hidden_layers; --layers, or layers of the pool, can stand in"),
+        ("hidden_size", "has no hidden_size; --head-dim, or head_dim of the pool"),
         ("num_attention_heads", "has no num_attention_heads"),
-        ("dtype", "has no dtype or torch_dtype; say it with dtype (--dtype"),
+        ("dtype", "has no dtype or torch_dtype; --dtype, or dtype of the pool"),
     ],
 )
 def test_a_missing_key_is_named(tmp_path: Path, missing: str, part: str) -> None:
@@ -100,9 +100,9 @@ def test_a_missing_key_is_named(tmp_path: Path, missing: str, part: str) -> None
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        ("{", "no JSON"),
+        ("{", "is not JSON"),
         ("[]", "its top is no object"),
-        ({**SMOLLM2, "num_hidden_layers": "30"}, "num_hidden_layers = '30' is not a whole number"),
+        ({**SMOLLM2, "num_hidden_layers": "30"}, "num_hidden_layers = '30' is not a whole number; --layers, or"),
         ({**SMOLLM2, "num_hidden_layers": -1}, "num_hidden_layers = -1 is not a whole number"),
         ({**SMOLLM2, "num_hidden_layers": True}, "num_hidden_layers = True is not a whole number"),
         ({**SMOLLM2, "hidden_size": 577}, "hidden_size 577 is no multiple of 9 attention heads"),

@@ -95,14 +95,18 @@ def test_latent_attention_is_planned_though_it_cannot_be_served(capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--layers=80"], "--kv-heads --head-dim missing; give a config.json or all of --layers --kv-heads"),
-        (["--kv-heads=8", "--head-dim=128"], "--layers missing"),
-        (["--mla-latent-dim=512"], "--layers missing"),
+        (
+            ["--layers=80"],
+            "missing: --kv-heads, --head-dim; give a config.json or all of --layers, --kv-heads, --head-dim",
+        ),
+        (["--kv-heads=8", "--head-dim=128"], "missing: --layers;"),
+        (["--mla-latent-dim=512"], "missing: --layers;"),
         (["--layers=x", "--kv-heads=8", "--head-dim=128"], "layers = 'x' is not allowed; allowed: a whole number"),
-        ([*LARGE, "--device-bytes=5MB"], "device_bytes = '5MB' is not allowed"),
+        ([*LARGE, "--device-bytes=5MB"], "radixkv: --device-bytes = '5MB' is not allowed"),
+        ([*LARGE, "--device-bytes=24GB"], "did you mean 24GiB?"),
         ([*LARGE, "--device-bytes=5"], "at least one page (5242880)"),
         ([*LARGE, "--tokens=0"], "tokens = '0' is not allowed; allowed: a whole number from 1"),
-        ([*LARGE, "--tokens=1", "--device-bytes=1GiB"], "--tokens or --device-bytes, not both"),
+        ([*LARGE, "--tokens=1", "--device-bytes=1GiB"], "--tokens and --device-bytes exclude each other"),
         (["/no/config.json"], "'/no/config.json' cannot be read: No such file or directory"),
         ([*LARGE, "--dtype=int8"], "dtype"),
         (["--layer=3"], "--layer"),

@@ -166,7 +166,7 @@ def test_only_local_absolute_endpoints_are_served(machine: Machine, endpoint: st
         ("[[pool]]\npages = true\n", ["pool.pages = True", "whole number"]),
         ("[server]\nlease_s = true\n", ["server.lease_s = True", "seconds"]),
         ("[server]\nendpoint = 5\n", ["server.endpoint = 5", "ipc://"]),
-        ("[server\n", ["no TOML", "line 1"]),
+        ("[server\n", ["is not TOML", "line 1"]),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(machine: Machine, content: str, parts: list[str]) -> None:

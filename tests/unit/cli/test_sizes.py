@@ -33,3 +33,8 @@ def test_what_is_no_size_is_not_guessed(text: str) -> None:
 )
 def test_a_size_is_shown_in_its_largest_unit(count: int, text: str) -> None:
     assert sizes.show(count) == text
+
+
+def test_what_a_size_of_other_units_may_have_meant() -> None:
+    assert [sizes.near(text) for text in ("24GB", "5 mb", "1g")] == ["24GiB", "5MiB", "1GiB"]
+    assert [sizes.near(text) for text in ("GB", "5", "5 PB", "-1GB")] == [None] * 4

@@ -1,12 +1,13 @@
 """What ``radixkv stat`` shows of a snapshot. Asking a real daemon is in tests/integration."""
 
 import json
+from typing import Any
 
 import pytest
 
 from radixkv.cli import stat
 
-SNAPSHOT = {
+SNAPSHOT: dict[str, Any] = {
     "version": "0.1.0",
     "boot_id": "b00t",
     "cache_id": "cac4e",
@@ -33,14 +34,31 @@ def test_the_table() -> None:
     assert lines[0] == "radixkv 0.1.0, up 1 d 2:03:04, 2 sessions, 1 queued"
     assert lines[1] == "boot b00t, cache cac4e"
     assert lines[3] == "pool default: 728 pages, 511.88 MiB, 3 sequences, 7 tree nodes"
-    rows = {line.split()[0]: line.split()[1:] for line in lines[4:] if line}
-    assert rows["free"] == ["700", "96.2%"]
-    assert rows["cached"] == ["20", "2.7%"]
-    assert rows["quarantined"] == ["1", "0.1%"]
-    assert rows["evictable"] == ["12", "1.6%"]
+    assert lines[4:10] == [
+        "  free                          700   96.2%",
+        "  private                         8    1.1%",
+        "  cached                         20    2.7%",
+        "    of which evictable           12    1.6%",
+        "  shadow                          0    0.0%",
+        "  quarantined                     1    0.1%",
+    ]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[10:] if line}
     assert rows["requests"] == ["12,345"]
     assert rows["hit"] == ["rate", "75.0%"]
-    assert "shadow" not in rows
+    assert next(iter(rows)) == "hit"
+    assert "evicted_pages" not in rows
+
+
+def test_counters_that_are_0_are_shown_when_asked_for() -> None:
+    last = stat.as_table(SNAPSHOT, every_counter=True).splitlines()[-1]
+    assert last.split() == ["evicted_pages", "0"]
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    pool = {**SNAPSHOT["pools"]["default"], "total_pages": 1, "sequences": 1, "nodes": 1, "page_bytes": 0}
+    lines = stat.as_table({**SNAPSHOT, "sessions": 1, "pools": {"a": pool}}).splitlines()
+    assert ", 1 session (this one), 1 queued" in lines[0]
+    assert lines[3] == "pool a: 1 page, 1 sequence, 1 tree node"
 
 
 def test_without_requests_there_is_no_rate() -> None:
