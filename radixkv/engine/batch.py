@@ -22,7 +22,7 @@ from radixkv.commands import (
 from radixkv.engine import commit, plan
 from radixkv.engine.plan import Worker
 from radixkv.engine.state import State
-from radixkv.errors import LimitExceeded, OutOfPages, RadixKVError, StaleHandle
+from radixkv.errors import LimitExceeded, RadixKVError
 
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
@@ -60,7 +60,7 @@ def _copied(state: State, session: Worker, identity: int) -> None:
 
 
 def _free(state: State, session: Worker, item: Free) -> None:
-    seq, pool = state.find(session, item.seq)
+    seq, pool = state.known(session, item.seq)
     del session.sequences[item.seq]
     state.charge(session, pool, -seq.charged)
     pool.close(seq)
@@ -68,7 +68,7 @@ def _free(state: State, session: Worker, item: Free) -> None:
 
 def _truncate(state: State, session: Worker, item: Truncate) -> Truncated:
     seq, pool = state.find(session, item.seq)
-    planned = _insist(state, session, lambda: plan.plan_truncate(pool, session, seq, item))
+    planned = state.insist(session, lambda: plan.plan_truncate(pool, session, seq, item))
     before = seq.charged
     reply = commit.do_truncate(pool, seq, item, planned)
     state.charge(session, pool, seq.charged - before)
@@ -83,13 +83,10 @@ def _commit(state: State, session: Worker, item: Commit) -> None:
 
 
 def _extend(state: State, session: Worker, item: Extend) -> bytes:
-    seq = session.sequences.get(item.seq)
-    if seq is None:
-        raise StaleHandle("this session has no such sequence", sequence=item.seq)
-    pool = state.pools[seq.pool]
+    seq, pool = state.known(session, item.seq)
     new = plan.pages_to_add(pool, seq, item, state.config.limits)
     if new:
-        _insist(state, session, lambda: plan.plan_extend(pool, session, seq, new))
+        state.insist(session, lambda: plan.plan_extend(pool, session, seq, new))
         state.charge(session, pool, new)
     return commit.do_extend(pool, seq, item.tokens, new)
 
@@ -97,20 +94,10 @@ def _extend(state: State, session: Worker, item: Extend) -> bytes:
 def _share(state: State, session: Worker, item: Share) -> Shared:
     seq, pool = state.find(session, item.seq)
     state.new_ids(session, item.first_child, item.count)
-    planned = _insist(state, session, lambda: plan.plan_share(pool, session, seq, item))
+    planned = state.insist(session, lambda: plan.plan_share(pool, session, seq, item))
     children, reply = commit.do_share(pool, seq, item, planned)
     for child in children:
         session.sequences[child.id] = child
         state.charge(session, pool, child.charged)
     pool.counters["forks"] += len(children)
     return reply
-
-
-def _insist(state: State, session: Worker, planner: Callable[[], R]) -> R:
-    """A plan; before "no" is final, sessions that have lapsed give way."""
-    while True:
-        try:
-            return planner()
-        except OutOfPages as error:
-            if error.never_fits or not state.revoke_lapsed(session):
-                raise

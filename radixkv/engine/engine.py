@@ -41,7 +41,7 @@ from radixkv.commands import (
     Step,
     Tick,
     failure,
-)  # fmt: skip
+)
 from radixkv.engine import batch, commit, handover, plan, reserving
 from radixkv.engine.plan import Worker
 from radixkv.engine.snapshot import snapshot

@@ -108,20 +108,16 @@ def _conservation(engine: Engine, pool: Pool, sequences: list[Sequence], trees: 
 
 def _private(pool: Pool, seq: Sequence) -> list[int]:
     own = seq.pages[seq.published :].tolist()
-    if _counts_source(seq) and pool.pages.states[seq.source] == State.PRIVATE:
+    if seq.counts_source and pool.pages.states[seq.source] == State.PRIVATE:
         own.append(seq.source)
     return own
 
 
 def _shadows(pool: Pool, seq: Sequence) -> list[int]:
     own = list(seq.shadows)
-    if _counts_source(seq) and pool.pages.states[seq.source] == State.SHADOW:
+    if seq.counts_source and pool.pages.states[seq.source] == State.SHADOW:
         own.append(seq.source)
     return own
-
-
-def _counts_source(seq: Sequence) -> bool:
-    return seq.source >= 0 and seq.source_node is None and seq.depth <= seq.published
 
 
 def _holders(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
@@ -146,7 +142,7 @@ def _holders(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
     copying = {(page, id(seq)) for page, sharers in pool.copying.items() for seq in sharers}
     expected = {
         (seq.source, id(seq)) for seq in sequences
-        if _counts_source(seq) and pool.pages.states[seq.source] == State.PRIVATE
+        if seq.counts_source and pool.pages.states[seq.source] == State.PRIVATE
     }  # fmt: skip
     copying = {(page, who) for page, who in copying if pool.pages.states[page] == State.PRIVATE}
     need(copying == expected, "I2", "who copies from a private page is not known")

@@ -93,7 +93,6 @@ def plan_reserve(pool: Pool, session: Worker, root: Root | None, body: Reserve) 
         if not plan.copies:
             raise
         plan = _shape(pool, match, total, tokens, "drop")
-        match = plan.match
         _fits(pool, session, plan, total)
     if plan.match.pages > plan.shared + plan.copies:
         assert root is not None
@@ -186,7 +185,7 @@ def _given_back(pool: Pool, seq: Sequence, kept: int) -> int:
     depth = kept if states[seq.pages[kept - 1]] == State.CACHED else kept - 1
     if seq.depth > depth:
         back += pool.tree.sole_pages(seq.node, seq.depth - depth)
-    if seq.source >= 0 and seq.depth <= seq.published and seq.source_node is None and seq.source not in extra:
+    if seq.counts_source and seq.source not in extra:
         back += 1
     return back
 

@@ -17,10 +17,10 @@ from radixkv.engine.namespaces import Namespace, Namespaces
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.waiting import WaitingLine
 from radixkv.evictor.lru import LRU
-from radixkv.hashing import chain
+from radixkv.hashing import chain, last
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
-from radixkv.types import PAGE_ID_BYTES
+from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
 
 COUNTERS = (
     "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
@@ -80,7 +80,7 @@ class Pool:
             leaf = self.order.front()
             pages = self._trim(leaf, count)
             gone += pages
-            count -= len(pages) // 4
+            count -= len(pages) // PAGE_ID_BYTES
         self._evicted(bytes(gone))
 
     def _trim(self, leaf: Node, count: int) -> bytes:
@@ -164,24 +164,23 @@ class Pool:
         source = seq.source
         if source < 0:
             return
-        seq.source = -1
-        if seq.source_node is not None:
-            self.unpin(seq.source_node)
-            seq.source_node = None
-        elif seq.depth > seq.published:
-            self.lift(seq, seq.published)
-        else:
+        if seq.counts_source:
             sharers = self.copying.get(source)
             if sharers is not None:
                 sharers.remove(seq)
                 if not sharers:
                     del self.copying[source]
             self.drop([source], State(self.pages.states[source]), quarantine)
+        elif seq.source_node is not None:
+            self.unpin(seq.source_node)
+            seq.source_node = None
+        else:
+            self.lift(seq, seq.published)
+        seq.source = -1
 
     def counts_hold_of(self, seq: Sequence) -> bool:
         """Is a private page of this sequence, or one it copies from, held by count across sequences?"""
-        own_source = seq.source >= 0 and seq.depth <= seq.published and seq.source_node is None
-        return own_source or any(page in self.copying for page in seq.pages[seq.published :])
+        return seq.counts_source or any(page in self.copying for page in seq.pages[seq.published :])
 
     # -- the life of a sequence ---------------------------------------------------------------------------------
 
@@ -225,11 +224,11 @@ class Pool:
             for page in pages if self.copying else ():
                 self.copying.pop(page, None)  # its further holders are counted like those of any shadow
             self.counters["shadow_pages"] += shadows
-            cut = shadows * 16
+            cut = shadows * HASH_BYTES
             self.writes.append(
                 Publish(self.name, pages.tobytes(), True, parent, hashes[:cut], tokens[: shadows * size])
             )
-            parent, hashes, tokens = hashes[cut - 16 : cut], hashes[cut:], tokens[shadows * size :]
+            parent, hashes, tokens = last(hashes[:cut]), hashes[cut:], tokens[shadows * size :]
         if new:
             pages = seq.pages[first + shadows : full_pages]
             packed = pages.tobytes()
@@ -242,7 +241,7 @@ class Pool:
             if self.copying:
                 self._sources_published(pages, seq.node)
         seq.published = full_pages
-        seq.chain = hashes[-16:] if new else parent
+        seq.chain = last(hashes) if new else parent
 
     def _already_there(self, seq: Sequence, tokens: bytes) -> int:
         """How many of the pages with these tokens, behind the published ones, the tree has; the path grows over them.
@@ -281,7 +280,7 @@ class Pool:
         if seq.depth >= seq.published:
             return self.tree.chain_hash(seq.node, seq.depth - seq.published)
         tokens = bytes(seq.tokens[: seq.published * self.tree.page_token_bytes])
-        return chain(seq.root.chain_seed, tokens, self.tree.page_token_bytes)[-16:]
+        return last(chain(seq.root.chain_seed, tokens, self.tree.page_token_bytes))
 
     def close(self, seq: Sequence, quarantine: list[int] | None = None) -> None:
         """The sequence is over. Cached pages stay cached; its own go back, or into quarantine."""

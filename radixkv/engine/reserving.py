@@ -24,7 +24,7 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
     behind_others = bool(body.wait_s and pool.waiting)
     try:
         if not behind_others:
-            return try_reserve(state, session, pool, body)
+            return _carry_out(state, session, pool, body, _insist(state, session, pool, body))
         plan_reserve(session, pool, body)
     except OutOfPages as error:
         if error.never_fits or not body.wait_s:
@@ -39,15 +39,11 @@ def plan_reserve(session: Worker, pool: Pool, body: Reserve) -> plan.ReservePlan
     return plan.plan_reserve(pool, session, namespace.root if namespace else None, body)
 
 
-def try_reserve(state: State, session: Worker, pool: Pool, body: Reserve) -> Reply:
-    while True:
-        try:
-            planned = plan_reserve(session, pool, body)
-            break
-        except OutOfPages as error:
-            if error.never_fits or not state.revoke_lapsed(session):
-                raise
-    state.new_ids(session, body.seq, 1)  # anew: the session may have made others while this one waited
+def _insist(state: State, session: Worker, pool: Pool, body: Reserve) -> plan.ReservePlan:
+    return state.insist(session, lambda: plan_reserve(session, pool, body))
+
+
+def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> Reply:
     namespace, made = pool.namespaces.open(body.namespace)
     if made:
         planned = planned._replace(match=planned.match._replace(node=namespace.root))
@@ -84,7 +80,9 @@ def _serve_front(state: State, pool: Pool) -> None:
         waiting = pool.waiting.first()
         session = state.sessions.find_quietly(waiting.session)
         try:
-            reply = try_reserve(state, session, pool, waiting.body)
+            planned = _insist(state, session, pool, waiting.body)
+            state.new_ids(session, waiting.body.seq, 1)  # anew: the session may have made others meanwhile
+            reply = _carry_out(state, session, pool, waiting.body, planned)
             state.counters["granted_after_waiting"] += 1
         except OutOfPages as error:
             if not error.never_fits:

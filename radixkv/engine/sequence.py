@@ -51,5 +51,10 @@ class Sequence:
         return len(self.tokens) // TOKEN_BYTES
 
     @property
+    def counts_source(self) -> bool:
+        """The source of copy_rows is held by count: neither the path nor a second pin reaches over it."""
+        return self.source >= 0 and self.source_node is None and self.depth <= self.published
+
+    @property
     def charged(self) -> int:
         return len(self.pages) - self.shared

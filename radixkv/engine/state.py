@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
 
 from radixkv.commands import Granted, Reply, SessionRecord, Write, failure
 from radixkv.config import Config
@@ -11,8 +13,10 @@ from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.transit import Transit
-from radixkv.errors import BadRequest, LimitExceeded, SessionLost, StaleHandle
+from radixkv.errors import BadRequest, LimitExceeded, OutOfPages, SessionLost, StaleHandle
 from radixkv.sessions.registry import Registry
+
+T = TypeVar("T")
 
 SLICE_SEQUENCES = 256
 """How many sequences of ended sessions one command or tick closes: well under 10 ms."""
@@ -113,23 +117,35 @@ class State:
             self.close_some(SLICE_SEQUENCES)
         return True
 
+    def insist(self, asking: Worker, planner: Callable[[], T]) -> T:
+        """A plan; before "no" is final, sessions that have lapsed give way. Errors: the planner's."""
+        while True:
+            try:
+                return planner()
+            except OutOfPages as error:
+                if error.never_fits or not self.revoke_lapsed(asking):
+                    raise
+
     def charge(self, session: Worker, pool: Pool, pages: int) -> None:
         """The session's tables have grown (or shrunk) by so many pages of its own."""
         if not pages:
             return
-        charged = session.charged.get(pool.name, 0)
-        session.charged[pool.name] = charged + pages
+        missing = plan.floor_missing(pool, session)
+        session.charged[pool.name] = session.charged.get(pool.name, 0) + pages
+        pool.floors_missing += plan.floor_missing(pool, session) - missing
         if pages < 0:
             pool.gained = True
-        floor = pool.config.session_floor_pages
-        if floor:
-            pool.floors_missing += max(0, floor - charged - pages) - max(0, floor - charged)
 
-    def find(self, session: Worker, identity: int) -> tuple[Sequence, Pool]:
+    def known(self, session: Worker, identity: int) -> tuple[Sequence, Pool]:
+        """A sequence of this session and its pool. Errors: StaleHandle."""
         seq = session.sequences.get(identity)
         if seq is None:
             raise StaleHandle("this session has no such sequence", sequence=identity)
-        pool = self.pools[seq.pool]
+        return seq, self.pools[seq.pool]
+
+    def find(self, session: Worker, identity: int) -> tuple[Sequence, Pool]:
+        """The same, when what was committed has to be published. Errors: StaleHandle."""
+        seq, pool = self.known(session, identity)
         pool.settle(seq)
         return seq, pool
 
