@@ -138,8 +138,38 @@ class Stats(Struct, array_like=True, frozen=True, tag="stats"):
     pass
 
 
+class Claim(Struct, array_like=True, frozen=True):
+    """A sequence that goes on with the next daemon, as its worker knows it.
+
+    ``page_table``: packed page ids; ``generations``: packed uint64, one a page, as they were when the worker got the
+    pages; ``copy_rows``: those that have not been carried out yet.
+    """
+
+    pool: Name
+    seq: Natural
+    namespace: Canonical
+    tokens: bytes
+    page_table: bytes
+    generations: bytes
+    committed: Natural
+    cached: Natural
+    copy_rows: list[CopyRow] = []
+
+
+class Resume(Struct, array_like=True, frozen=True, tag="resume"):
+    """After a rejoin: the session's sequences. ``last``: there are no more, and what is not claimed is free."""
+
+    claims: list[Claim]
+    last: bool = True
+
+
+class Shutdown(Struct, array_like=True, frozen=True, tag="shutdown"):
+    """End the daemon in good order. Under a keeper the next one goes on with everything that is there."""
+
+
 Body = (
-    Reserve | Step | Handoff | Adopt | Compact | Invalidate | Lookup | Cancel | Heartbeat | Bye | Stats
+    Reserve | Step | Handoff | Adopt | Compact | Invalidate | Lookup | Cancel | Heartbeat | Bye | Stats | Resume
+    | Shutdown
 )  # fmt: skip
 READ_ONLY = (Lookup, Stats)
 """Commands that need no session: they change nothing and hold nothing."""
@@ -168,6 +198,13 @@ class OpenSession(Struct, frozen=True):
     session: int
     token: bytes
     name: str
+
+
+class RejoinSession(Struct, frozen=True):
+    """A worker of an earlier daemon's time is back, with the token of its session. It gets a new epoch."""
+
+    session: int
+    token: bytes
 
 
 class EndSession(Struct, frozen=True):
@@ -199,7 +236,7 @@ class Drain(Struct, frozen=True):
     """Take nothing new; let what runs come to its end."""
 
 
-Command = Request | OpenSession | EndSession | MappingGone | CopyDone | Tick | Drain
+Command = Request | OpenSession | RejoinSession | EndSession | MappingGone | CopyDone | Tick | Drain
 
 
 # -- what comes back to a worker ----------------------------------------------------------------------------------
@@ -272,6 +309,19 @@ class LookedUp(Struct, array_like=True, frozen=True, tag="found"):
     host_tokens: list[int]
 
 
+class Kept(Struct, array_like=True, frozen=True, tag="kept"):
+    """A claimed sequence goes on with its page table. Both numbers may be larger than its worker knew."""
+
+    committed_tokens: int
+    writable_from_tokens: int
+
+
+class Resumed(Struct, array_like=True, frozen=True, tag="resumed"):
+    """One result a claim, in order. A claim that cannot be proven fails with ``session_lost``."""
+
+    results: list[Kept | Failure]
+
+
 class Done(Struct, array_like=True, frozen=True, tag="done"):
     pass
 
@@ -281,7 +331,7 @@ class Statistics(Struct, array_like=True, frozen=True, tag="statistics"):
 
 
 Reply = (
-    Failure | Reserved | Stepped | Adopted | Compacted | Invalidated | LookedUp | Done | Statistics
+    Failure | Reserved | Stepped | Adopted | Compacted | Invalidated | LookedUp | Done | Statistics | Resumed
 )  # fmt: skip
 
 
@@ -301,7 +351,28 @@ class MapPool(Struct, array_like=True, frozen=True, tag="map"):
     pool: Name
 
 
-AttachRequest = Hello | MapPool
+class Rejoin(Struct, array_like=True, frozen=True, tag="rejoin"):
+    """Go on with a session of an earlier daemon's time (or on a new connection). Answered like hello, with a new epoch.
+
+    ``rank``: 0, or which of the session's further processes this is.
+    """
+
+    version: int
+    session: Natural
+    token: Ticket
+    rank: Natural = 0
+
+
+class Join(Struct, array_like=True, frozen=True, tag="join"):
+    """A further process of a session, which only maps: its end ends the session."""
+
+    version: int
+    session: Natural
+    token: Ticket
+    rank: Natural
+
+
+AttachRequest = Hello | MapPool | Rejoin | Join
 
 
 class Welcome(Struct, array_like=True, frozen=True, tag="welcome"):
@@ -319,6 +390,8 @@ class Welcome(Struct, array_like=True, frozen=True, tag="welcome"):
     lease_s: float
     message_bytes: int = 0
     """``limits.message_bytes``, so that a worker need not send what would be refused; 0: not told."""
+    resumes: bool = False
+    """True: should this daemon die, the next one may know the session: come back by rejoin before giving it up."""
 
 
 class PoolMap(Struct, array_like=True, frozen=True, tag="pool"):
@@ -348,7 +421,10 @@ class Assign(Struct, frozen=True):
 
 
 class Publish(Struct, frozen=True):
-    """Pages are complete and immutable. ``parent`` is the chain hash before the first of them."""
+    """Pages are complete and immutable, each continues the one before it.
+
+    ``parent`` is the chain hash before the first of them, ``parent_page`` the page before it (-1: none).
+    """
 
     pool: str
     pages: bytes
@@ -356,6 +432,7 @@ class Publish(Struct, frozen=True):
     parent: bytes
     hashes: bytes
     tokens: bytes
+    parent_page: int = -1
 
 
 class Retire(Struct, frozen=True):
@@ -390,6 +467,7 @@ class NamespaceRecord(Struct, frozen=True):
     namespace: int
     epoch: int
     canonical: bytes
+    invalidations: int = 0
 
 
 class SessionRecord(Struct, frozen=True):
