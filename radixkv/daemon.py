@@ -7,8 +7,8 @@
       └──── epoll ───> no request waits (or 64 have been served): attach connections, pidfds, signals, whose meaning
                        goes to the engine as commands; tick, if one is due
 
-Waiting happens in one place, ``select.poll`` over two descriptors; nothing else in the process blocks. An unexpected
-exception is a bug: the last commands go to stderr, the tables are marked, the process ends with 70.
+Waiting happens in one place, ``zmq_poll`` over the socket and the epoll; nothing else in the process blocks. An
+unexpected exception is a bug: the last commands go to stderr, the tables are marked, the process ends with 70.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import zmq
+from zmq import zmq_poll
 
 from radixkv.commands import (
     PROTOCOL_VERSION,
@@ -84,7 +85,7 @@ _RECENT_BYTES = 2 * 1024
 hold on to it makes each request touch memory that no cache has (measured: 7 us a request of 8 KiB)."""
 
 _OPEN_FILES = 65_536
-_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+_READABLE = int(zmq.POLLIN)
 _REPORT_PATIENCE_MS = 10
 """How long each line of the last report waits for somebody to read stderr."""
 
@@ -204,17 +205,12 @@ class Daemon:
 
     def _loop(self) -> None:
         requests = self._router.socket
-        sleep = select.poll()
-        request_fd = requests.fileno()
-        sleep.register(request_fd, select.POLLIN)
-        sleep.register(self._epoll.fileno(), select.POLLIN)
+        sources: list[tuple[Any, int]] = [(requests, _READABLE), (self._epoll.fileno(), _READABLE)]
         while not self._stop:
-            # Before sleep only EVENTS counts: the descriptor tells of changes, which any call on the socket takes away.
-            asked = int(requests.get(_EVENTS)) & _READABLE
-            if not asked:
-                wait_s = self._due - self._now
-                for fd, _ in sleep.poll(int(wait_s * 1000) + 1 if wait_s > 0 else 0):
-                    asked |= fd == request_fd
+            wait_s = self._due - self._now
+            asked = False
+            for source, _ in zmq_poll(sources, int(wait_s * 1000) + 1 if wait_s > 0 else 0):
+                asked |= source is requests
             self._advance()
             if asked:
                 self._serve_one()
