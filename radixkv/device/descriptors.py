@@ -4,7 +4,7 @@
 
     0          header      what table this is: magic, versions, counts, offsets, tainted
     4096       sessions    {id, epoch, token}                        epoch 0: nobody
-    ...        namespaces  {id, epoch, used, length, canonical}      used 0: empty
+    ...        namespaces  {epoch, invalidations, id, length, used, canonical}    used 0: empty
     ...        records     one a page, a multiple of 64 bytes:
                  0  generation   u64   how often the page was handed out; a reader compares it after its work
                  8  owner        u64   session of a private or shadow page; 0: nobody or in transit
@@ -16,9 +16,11 @@
                 40  state        u64   FREE, PRIVATE, ...; always written last
                 48  parent       16 bytes, chain hash before this page
                 64  chain        16 bytes, chain hash of this page
-                80  tokens       page_size * 4 bytes
+                80  parent page  i64   the page before it, -1: none
+                88  its gen.     u64   and the parent page's generation: a scan links pages by these, not by hashes
+                96  tokens       page_size * 4 bytes
 
-All little-endian. The daemon writes (``writer.py``), before the reply that tells of it leaves; workers map it
+All little-endian, words stored whole (a kill leaves the old or the new one). The daemon writes (``writer.py``), before the reply that tells of it leaves; workers map it
 read-only. A daemon that starts on an existing table may trust a record in CACHED or SHADOW whose check agrees; the
 state word comes last, so a record it was writing when it died is still in its former state.
 """
@@ -35,10 +37,11 @@ from numpy.typing import NDArray
 
 from radixkv.device import arena
 from radixkv.errors import VersionMismatch
+from radixkv.image import NamespaceImage, SessionImage, TableImage
 from radixkv.types import HASH_BYTES, TOKEN_BYTES
 
 MAGIC = b"radixkv\x00"
-TABLE_VERSION = 1
+TABLE_VERSION = 2
 HEADER_BYTES = 4096
 SESSION_BYTES = 64
 NAMESPACE_BYTES = 1088
@@ -49,15 +52,19 @@ FREE, PRIVATE, CACHED, SHADOW, LOADING, SAVING, QUARANTINED = range(7)
 """Values of the state word. Part of the format: never renumbered."""
 STATE_NAMES = ("free", "private", "cached", "shadow", "loading", "saving", "quarantined")
 
-GENERATION, OWNER, STAMP, NAMESPACE, EPOCH, CHECK, STATE, PARENT, CHAIN, TOKENS = 0, 8, 16, 24, 28, 32, 40, 48, 64, 80
+GENERATION, OWNER, STAMP, NAMESPACE, EPOCH, CHECK, STATE = 0, 8, 16, 24, 28, 32, 40
+PARENT, CHAIN, PARENT_PAGE, PARENT_GENERATION, TOKENS = 48, 64, 80, 88, 96
 """Offsets in a record."""
 
 _HEADER = struct.Struct("<8sIIQQIIQIIQIIQQ64s256s")
 TAINTED_AT = struct.calcsize("<8sIIQQIIQIIQIIQ")
-NAMESPACE_HEAD = struct.Struct("<IIII")
-SESSION = struct.Struct("<QQ16s")
+NAMESPACE_HEAD = struct.Struct("@QIIQ")
+"""Epoch and, above bit 32, invalidations: one word, changed by one store. Id, length; used, written last."""
+USED = 16
+SESSION = struct.Struct("@QQ16s")
 
 WORD_MASK = 2**64 - 1
+HALF_MASK = 2**32 - 1
 MIX_GENERATION = 0x9E3779B97F4A7C15
 MIX_NAMESPACE = 0xC2B2AE3D27D4EB4F
 MIX_STATE = 0xD6E8FEB86659FD93
@@ -139,6 +146,8 @@ def record_dtype(page_size: int, record_bytes: int) -> np.dtype[Any]:
         "state": ("<u8", STATE),
         "parent": (f"V{HASH_BYTES}", PARENT),
         "chain": (f"V{HASH_BYTES}", CHAIN),
+        "parent_page": ("<i8", PARENT_PAGE),
+        "parent_generation": ("<u8", PARENT_GENERATION),
         "tokens": (f"({page_size},)<u4", TOKENS),
     }
     formats, offsets = zip(*fields.values(), strict=True)
@@ -169,12 +178,6 @@ class SessionEntry(NamedTuple):
     session: int
     epoch: int
     token: bytes
-
-
-class NamespaceEntry(NamedTuple):
-    namespace: int
-    epoch: int
-    canonical: bytes
 
 
 class TableReader:
@@ -215,16 +218,45 @@ class TableReader:
         """Who holds a session slot; epoch 0: that session is over."""
         return SessionEntry(*SESSION.unpack_from(self._memory, self.geometry.sessions_at + slot * SESSION_BYTES))
 
-    def namespaces(self) -> list[NamespaceEntry]:
+    def sessions(self) -> list[SessionImage]:
+        """All sessions that are not over."""
+        found = []
+        for slot in range(self.geometry.sessions):
+            identity, epoch, token = self.session(slot)
+            if epoch:
+                found.append(SessionImage(slot, identity, epoch, token))
+        return found
+
+    def namespaces(self) -> list[NamespaceImage]:
         """All namespaces in use."""
         found = []
         for slot in range(self.geometry.namespaces):
             at = self.geometry.namespaces_at + slot * NAMESPACE_BYTES
-            namespace, epoch, used, length = NAMESPACE_HEAD.unpack_from(self._memory, at)
+            word, identity, length, used = NAMESPACE_HEAD.unpack_from(self._memory, at)
             if used:
                 start = at + NAMESPACE_HEAD.size
-                found.append(NamespaceEntry(namespace, epoch, self._memory[start : start + length]))
+                canonical = self._memory[start : start + length]
+                found.append(NamespaceImage(identity, word & HALF_MASK, word >> 32, canonical))
         return found
+
+    def image(self) -> TableImage:
+        """All of it as it is now, copied: what recovery works on."""
+        records = self.records.copy()
+        return TableImage(
+            states=records["state"].astype(np.uint8),
+            sound=records["check"] == check_of(records),
+            generations=records["generation"].copy(),
+            owners=records["owner"].copy(),
+            stamps=records["stamp"].copy(),
+            namespaces=records["namespace"].copy(),
+            epochs=records["epoch"].copy(),
+            parents=records["parent_page"].copy(),
+            parent_generations=records["parent_generation"].copy(),
+            chains=records["chain"].copy(),
+            seeds=records["parent"].copy(),
+            tokens=np.ascontiguousarray(records["tokens"]).view(f"V{self.geometry.page_size * TOKEN_BYTES}").ravel(),
+            names=self.namespaces(),
+        )
 
     @property
     def tainted(self) -> bool:

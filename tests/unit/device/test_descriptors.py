@@ -116,6 +116,54 @@ def test_a_page_from_assign_to_retire(table, count: int) -> None:
     assert not np.delete(rows, pages, axis=0).any(), "all other pages are as they were"
 
 
+@pytest.mark.parametrize("count", [1, 8, 9, 40])
+def test_a_page_names_the_one_before_it_and_its_generation(table, count: int) -> None:
+    writer, reader = table
+    pages = list(range(5, 5 + count))
+    writer.apply(Assign("default", packed([2]), 1, 1, 1))
+    writer.apply(Retire("default", packed([2])))
+    writer.apply(Assign("default", packed([2, *pages]), 1, 1, 1))
+    first = published([2])
+    writer.apply(first)
+    write = published(pages)
+    writer.apply(Publish("default", write.pages, False, first.hashes, write.hashes, write.tokens, 2))
+    records = reader.records
+    assert (records[2]["parent_page"], records[2]["parent_generation"]) == (-1, 0)
+    assert records[pages]["parent_page"].tolist() == [2, *pages[:-1]]
+    assert records[pages]["parent_generation"].tolist() == [2] + [1] * (count - 1)
+
+
+def test_repair_makes_good_what_a_torn_publish_left(table) -> None:
+    writer, reader = table
+    writer.apply(Assign("default", packed([3, 4]), 1, 1, 1))
+    writer._checks[3] ^= np.uint64(12345)
+    writer.repair()
+    assert (reader.records[[3, 4]]["check"] == check_of(reader.records[[3, 4]])).all()
+
+
+def test_a_session_that_goes_on_is_never_seen_as_over(table, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = table
+    writer.apply(SessionRecord(1, 9, 1, b"t" * 16))
+    seen = []
+    word = struct.Struct("@Q")
+
+    class Watched:
+        unpack_from = staticmethod(word.unpack_from)
+
+        @staticmethod
+        def pack_into(memory, at: int, value: int) -> None:
+            word.pack_into(memory, at, value)
+            seen.append(reader.session(1))
+
+    monkeypatch.setattr("radixkv.device.writer._WORD", Watched)
+    writer.apply(SessionRecord(1, 9, 2, b"t" * 16))
+    assert seen == [(9, 2, b"t" * 16)]
+    seen.clear()
+    writer.apply(SessionRecord(1, 10, 1, b"u" * 16))
+    assert seen == [(9, 0, b"t" * 16), (10, 1, b"u" * 16)]
+    assert [entry[:2] for entry in reader.sessions()] == [(1, 10)]
+
+
 def test_shadows_carry_their_check(table) -> None:
     writer, reader = table
     writer.apply(Assign("default", packed([3, 5]), 1, 1, 1))
@@ -162,6 +210,7 @@ def test_many_at_once_are_the_same_bytes_as_one_by_one(groups: list[list[int]], 
                         parent,
                         whole.hashes[16 * index : 16 * index + 16],
                         whole.tokens[TOKEN_BYTES * index : TOKEN_BYTES * (index + 1)],
+                        pages[index - 1] if index else whole.parent_page,
                     )
                 )
                 single.apply(Stamp("default", packed([page]), stamp))
@@ -250,10 +299,10 @@ def test_namespaces_keep_their_bytes_over_epochs(table) -> None:
     writer, reader = table
     writer.apply(NamespaceRecord("default", 2, 1, b"x" * 1024))
     writer.apply(NamespaceRecord("default", 0, 7, b""))
-    writer.apply(NamespaceRecord("default", 2, 9, b"x" * 1024))
-    assert reader.namespaces() == [(0, 7, b""), (2, 9, b"x" * 1024)]
+    writer.apply(NamespaceRecord("default", 2, 9, b"x" * 1024, 3))
+    assert reader.namespaces() == [(0, 7, 0, b""), (2, 9, 3, b"x" * 1024)]
     writer.apply(NamespaceRecord("default", 2, 10, b"short"))
-    assert reader.namespaces() == [(0, 7, b""), (2, 10, b"short")]
+    assert reader.namespaces() == [(0, 7, 0, b""), (2, 10, 0, b"short")]
     assert reader.records["generation"].sum() == 0, "the longest name stays inside its section"
 
 

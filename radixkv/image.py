@@ -1,0 +1,51 @@
+"""What a descriptor table says, as arrays: the input of recovery. Made by ``device/descriptors.py``, read by ``engine``."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+NO_PAGE = -1
+"""Parent of a page that begins a prompt."""
+
+
+class NamespaceImage(NamedTuple):
+    """One namespace in use. ``epoch`` is its current one; ``invalidations`` seeds its chain hashes."""
+
+    id: int
+    epoch: int
+    invalidations: int
+    canonical: bytes
+
+
+class SessionImage(NamedTuple):
+    """One session that is not over (``epoch`` > 0)."""
+
+    slot: int
+    id: int
+    epoch: int
+    token: bytes
+
+
+class TableImage(NamedTuple):
+    """One pool's table. All arrays have one entry a page; they are copies, or a memory that nobody writes meanwhile.
+
+    states: uint8, the numbers of ``allocator.page_states.State``; sound: bool, the record's check agrees;
+    generations, owners, stamps: uint64; namespaces, epochs: uint32; parents: int64 page ids (NO_PAGE: none);
+    parent_generations: uint64; chains, seeds: 16-byte hashes of the page and before it; tokens: page_size * 4 bytes.
+    """
+
+    states: NDArray[Any]
+    sound: NDArray[Any]
+    generations: NDArray[Any]
+    owners: NDArray[Any]
+    stamps: NDArray[Any]
+    namespaces: NDArray[Any]
+    epochs: NDArray[Any]
+    parents: NDArray[Any]
+    parent_generations: NDArray[Any]
+    chains: NDArray[Any]
+    seeds: NDArray[Any]
+    tokens: NDArray[Any]
+    names: list[NamespaceImage]
