@@ -36,6 +36,10 @@ class State(IntEnum):
     QUARANTINED = 6
 
 
+FREE, PRIVATE, CACHED, SHADOW, LOADING, SAVING, QUARANTINED = State
+"""The same members. To look one up on its class takes 0.1 us, which is felt where every command does it."""
+
+
 class Event(IntEnum):
     TAKE = 0
     PUBLISH = 1
@@ -49,6 +53,9 @@ class Event(IntEnum):
     ABANDON = 9
     SAVE = 10
     SAVED = 11
+
+
+TAKE, PUBLISH, SHADE, RELEASE, EVICT, QUARANTINE, CLEAR, *_ = Event
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {

@@ -68,7 +68,7 @@ def _free(state: State, session: Worker, item: Free) -> None:
 
 def _truncate(state: State, session: Worker, item: Truncate) -> Truncated:
     seq, pool = state.find(session, item.seq)
-    planned = state.insist(session, lambda: plan.plan_truncate(pool, session, seq, item))
+    planned = state.insist(session, plan.plan_truncate, pool, session, seq, item)
     before = seq.charged
     reply = commit.do_truncate(pool, seq, item, planned)
     state.charge(session, pool, seq.charged - before)
@@ -86,7 +86,7 @@ def _extend(state: State, session: Worker, item: Extend) -> bytes:
     seq, pool = state.known(session, item.seq)
     new = plan.pages_to_add(pool, seq, item, state.config.limits)
     if new:
-        state.insist(session, lambda: plan.plan_extend(pool, session, seq, new))
+        state.insist(session, plan.plan_extend, pool, session, seq, new)
         state.charge(session, pool, new)
     return commit.do_extend(pool, seq, item.tokens, new)
 
@@ -94,7 +94,7 @@ def _extend(state: State, session: Worker, item: Extend) -> bytes:
 def _share(state: State, session: Worker, item: Share) -> Shared:
     seq, pool = state.find(session, item.seq)
     state.new_ids(session, item.first_child, item.count)
-    planned = state.insist(session, lambda: plan.plan_share(pool, session, seq, item))
+    planned = state.insist(session, plan.plan_share, pool, session, seq, item)
     children, reply = commit.do_share(pool, seq, item, planned)
     for child in children:
         session.sequences[child.id] = child

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from radixkv.allocator.page_states import State
+from array import array
+
+from radixkv.allocator.page_states import CACHED, PRIVATE, SHADOW
 from radixkv.commands import CopyRow, Reserve, Reserved, Share, Shared, Truncate, Truncated
 from radixkv.engine.plan import ReservePlan, SharePlan, TruncatePlan
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
-from radixkv.tree.node import Root
+from radixkv.tree.node import Node, Root
 from radixkv.types import PAGE_ID_BYTES, TOKEN_BYTES
 
 
 def do_reserve(pool: Pool, session: int, root: Root, body: Reserve, plan: ReservePlan) -> tuple[Sequence, Reserved]:
-    node, woken = pool.tree.pin(plan.match)
-    pool.woken(woken)
-    seq = Sequence((pool.name, session, body.seq), root, node, body.tokens)
-    seq.depth = plan.match.pages
-    seq.shared = seq.published = plan.shared
-    seq.cached = seq.committed = plan.cached
-    found = b"".join(plan.match.parts)
+    match, shared, cached = plan.match, plan.shared, plan.cached
+    node: Node = root
+    if match.pages:
+        node, woken = pool.tree.pin(match)
+        pool.woken(woken)
+    found = b"".join(match.parts)
     new = pool.take(plan.new, session, root)
-    table = found[: plan.shared * PAGE_ID_BYTES] + new.tobytes()
-    seq.pages.frombytes(table)
+    table = found[: shared * PAGE_ID_BYTES] + new.tobytes()
+    seq = Sequence((pool.name, session, body.seq), root, node, body.tokens, array("i", table))
+    seq.depth = match.pages
+    seq.shared = seq.published = shared
+    seq.cached = seq.committed = cached
     rows: list[CopyRow] = []
     if plan.copies:
         seq.source = int.from_bytes(found[-PAGE_ID_BYTES:], "little")
@@ -29,8 +33,8 @@ def do_reserve(pool: Pool, session: int, root: Root, body: Reserve, plan: Reserv
     pool.opened(seq)
     counters = pool.counters
     counters["asked_tokens"] += seq.length
-    counters["hit_tokens"] += plan.cached
-    return seq, Reserved(table, plan.cached, plan.shared * pool.page_size, rows)
+    counters["hit_tokens"] += cached
+    return seq, Reserved(table, cached, shared * pool.page_size, rows)
 
 
 def do_commit(pool: Pool, seq: Sequence, n: int) -> None:
@@ -38,7 +42,8 @@ def do_commit(pool: Pool, seq: Sequence, n: int) -> None:
     full = n // pool.page_size
     if full > seq.published:
         pool.publish_in_slices(seq, full)
-    pool.release_source(seq)
+    if seq.source >= 0:
+        pool.release_source(seq)
 
 
 def do_extend(pool: Pool, seq: Sequence, tokens: bytes, new: int) -> bytes:
@@ -74,23 +79,23 @@ def do_truncate(pool: Pool, seq: Sequence, item: Truncate, plan: TruncatePlan) -
 
 
 def _cut_private(pool: Pool, seq: Sequence, kept: int) -> None:
-    dropped = seq.pages[kept:].tolist()
+    dropped = seq.pages[kept:]
     del seq.pages[kept:]
-    pool.drop(dropped, State.PRIVATE, None)
+    pool.drop(dropped, PRIVATE, None)
 
 
 def _cut_immutable(pool: Pool, seq: Sequence, last: int, plan: TruncatePlan) -> Truncated:
     """Keep ``last`` immutable pages; rows of the next one, if wanted, are to be copied into a private page."""
     pool.release_source(seq)
     source = seq.pages[last] if plan.rows else -1
-    in_tree = source >= 0 and pool.pages.states[source] == State.CACHED
+    in_tree = source >= 0 and pool.pages.states[source] == CACHED
     if source >= 0 and not in_tree:
         pool.pages.hold(source)
     _cut_private(pool, seq, seq.published)
     shadows = seq.shadows.intersection(seq.pages[last:])
     if shadows:
         seq.shadows -= shadows
-        pool.drop(sorted(shadows), State.SHADOW, None)
+        pool.drop(array("i", sorted(shadows)), SHADOW, None)
     seq.published = last
     del seq.pages[last:]
     seq.chain = None
@@ -107,7 +112,7 @@ def _cut_immutable(pool: Pool, seq: Sequence, last: int, plan: TruncatePlan) -> 
 def do_share(pool: Pool, seq: Sequence, item: Share, plan: SharePlan) -> tuple[list[Sequence], Shared]:
     """Children hold the shared pages and, while rows are to be copied, the page they come from."""
     source = seq.pages[plan.shared] if plan.rows else -1
-    in_tree = source >= 0 and pool.pages.states[source] == State.CACHED
+    in_tree = source >= 0 and pool.pages.states[source] == CACHED
     depth = min(seq.depth, plan.shared + in_tree)
     node = pool.tree.node_at(seq.node, seq.depth - depth) if item.count else seq.node
     if depth and item.count:
@@ -119,11 +124,10 @@ def do_share(pool: Pool, seq: Sequence, item: Share, plan: SharePlan) -> tuple[l
     children = []
     rows: list[CopyRow] = []
     for index in range(item.count):
-        child = Sequence((pool.name, seq.session, item.first_child + index), seq.root, node, tokens)
+        child = Sequence((pool.name, seq.session, item.first_child + index), seq.root, node, tokens, table[:])
         child.depth = depth
         child.shared = child.published = plan.shared
         child.cached = child.committed = plan.at
-        child.pages.extend(table)
         child.shadows = set(shadows)
         for page in shadows:
             pool.pages.hold(page)
@@ -141,7 +145,7 @@ def _hold_source(pool: Pool, child: Sequence, source: int, in_tree: bool) -> Non
     if in_tree:
         return  # the child's path reaches over it
     pool.pages.hold(source)
-    if pool.pages.states[source] == State.PRIVATE:
+    if pool.pages.states[source] == PRIVATE:
         pool.copying.setdefault(source, []).append(child)
 
 
@@ -153,5 +157,5 @@ def do_compact(pool: Pool, seq: Sequence) -> bytes:
         shadows = seq.shadows.intersection(seq.pages[:depth])
         seq.pages = type(seq.pages)("i", path) + seq.pages[depth:]
         seq.shadows -= shadows
-        pool.drop(sorted(shadows), State.SHADOW, None)
+        pool.drop(array("i", sorted(shadows)), SHADOW, None)
     return seq.pages.tobytes()

@@ -61,13 +61,11 @@ class Engine(State):
         """Carry out one command at ``now`` (monotonic seconds). See ``commands.Outcome``."""
         reply = self._request(command, now) if type(command) is Request else self._internal(command, now)
         for pool in self.pools.values():
-            if pool.waiting:
+            if pool.waiting.line:
                 reserving.serve_waiting(self, now)
                 break
-        outcome = Outcome(reply)
-        if self.writes:
-            outcome.writes = self.writes.copy()
-            self.writes.clear()
+        outcome = Outcome(reply, self.writes.copy())
+        self.writes.clear()
         if self.granted or self.ended:
             outcome.granted, outcome.ended = self.granted, self.ended
             self.granted, self.ended = [], []
@@ -126,14 +124,10 @@ class Engine(State):
 
     def _request(self, request: Request, now: float) -> Reply | None:
         self.counters["requests"] += 1
-        body = request.body
+        if type(request.body) in READ_ONLY:
+            return self._read_only(request, now)
         try:
-            session = None
-            if request.session or not isinstance(body, READ_ONLY):
-                session = self.sessions.find(request.session, request.epoch)
-            if session is None or isinstance(body, READ_ONLY):
-                _in_time(request, now)
-                return self._read(body)  # type: ignore[arg-type]
+            session = self.sessions.find(request.session, request.epoch)
             if request.id in session.waiting:
                 return None
             repeated = session.window.admit(request.id)
@@ -143,13 +137,25 @@ class Engine(State):
             self.counters["repeated_requests"] += 1
             return repeated
         try:
-            _in_time(request, now)
+            if now > request.deadline:
+                raise _too_late(request, now)
             reply = self._execute(session, request, now)
         except RadixKVError as error:
             reply = self._refusal(error)
         if reply is not None:
             session.window.keep(request.id, reply)
         return reply
+
+    def _read_only(self, request: Request, now: float) -> Reply:
+        """Anybody may ask; who has a session gives a sign of life with it."""
+        try:
+            if request.session:
+                self.sessions.find(request.session, request.epoch)
+            if now > request.deadline:
+                raise _too_late(request, now)
+            return self._read(request.body)  # type: ignore[arg-type]
+        except RadixKVError as error:
+            return self._refusal(error)
 
     def _refusal(self, error: RadixKVError) -> Reply:
         self.counters["refused_requests"] += 1
@@ -226,7 +232,6 @@ class Engine(State):
         self.close_some(SLICE_SEQUENCES)
 
 
-def _in_time(request: Request, now: float) -> None:
-    """Errors: Timeout. Whoever sent the request has given up and believes that it was not executed."""
-    if now > request.deadline:
-        raise Timeout("the request came after its deadline: not executed", late_s=now - request.deadline)
+def _too_late(request: Request, now: float) -> Timeout:
+    """Whoever sent the request has given up and believes that it was not executed."""
+    return Timeout("the request came after its deadline: not executed", late_s=now - request.deadline)

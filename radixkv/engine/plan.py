@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from radixkv.allocator.page_states import State
+from msgspec import Struct
+from msgspec.structs import replace
+
+from radixkv.allocator.page_states import CACHED, FREE
 from radixkv.commands import Commit, Extend, Reply, Reserve, Share, Truncate
 from radixkv.config import LAST_PAGE_MODES, Limits
 from radixkv.engine.pool import Pool
@@ -21,7 +24,7 @@ from radixkv.types import TOKEN_BYTES
 Worker = Session[Sequence, Reply]
 
 
-class ReservePlan(NamedTuple):
+class ReservePlan(Struct, frozen=True):
     """``shared`` pages of the match go into the table; with ``copies`` the match is one page longer: the source."""
 
     match: Match
@@ -79,13 +82,14 @@ def require(pool: Pool, session: Worker, need: int, room: int, largest: int) -> 
         raise OutOfPages(need=need, available=max(0, room), never_fits=need > largest or bool(cap and need > cap))
 
 
-def plan_reserve(pool: Pool, session: Worker, root: Root | None, body: Reserve) -> ReservePlan:
-    """Errors: OutOfPages. ``root`` None: a namespace nothing is known of."""
+def plan_reserve(pool: Pool, session: Worker, body: Reserve) -> ReservePlan:
+    """Errors: BadRequest, OutOfPages."""
     if body.last_page not in LAST_PAGE_MODES:
         raise BadRequest(f"last_page is one of {', '.join(LAST_PAGE_MODES)}", last_page=body.last_page)
     tokens = len(body.tokens) // TOKEN_BYTES
     total = ceil_div(tokens + body.headroom, pool.page_size)
-    match = pool.tree.match(root, body.tokens) if root is not None else NO_MATCH
+    namespace = pool.namespaces.find(body.namespace)
+    match = NO_MATCH if namespace is None else pool.tree.match(namespace.root, body.tokens)
     plan = _shape(pool, match, total, tokens, body.last_page)
     try:
         _fits(pool, session, plan, total)
@@ -94,10 +98,10 @@ def plan_reserve(pool: Pool, session: Worker, root: Root | None, body: Reserve) 
             raise
         plan = _shape(pool, match, total, tokens, "drop")
         _fits(pool, session, plan, total)
-    if plan.match.pages > plan.shared + plan.copies:
-        assert root is not None
-        shorter = pool.tree.match(root, body.tokens, 0, plan.shared * pool.tree.page_token_bytes)
-        plan = plan._replace(match=shorter)
+    if match.pages > plan.shared + plan.copies:
+        assert namespace is not None
+        shorter = pool.tree.match(namespace.root, body.tokens, 0, plan.shared * pool.tree.page_token_bytes)
+        plan = replace(plan, match=shorter)
     return plan
 
 
@@ -119,16 +123,17 @@ def _shape(pool: Pool, match: Match, total: int, tokens: int, last_page: str) ->
 
 
 def _fits(pool: Pool, session: Worker, plan: ReservePlan, total: int) -> None:
+    config = pool.config
+    reserve = config.decode_reserve_pages
+    matched = plan.match.pages
+    spare = pool.pages.counts[FREE] + pool.tree.idle_pages - pool.floors_missing
+    if plan.new + matched + reserve <= spare and not config.session_cap_pages:
+        return  # the usual case: fits even if the whole path were idle and nothing missing to the session's own floor
     waking = pool.tree.idle_on_path(plan.match)
-    if plan.match.pages > plan.shared + plan.copies and waking:
+    if matched > plan.shared + plan.copies and waking:
         waking -= 1
     if plan.new == 0 and waking == 0:
         return  # takes nothing from anybody, however short the pool is
-    config = pool.config
-    reserve = config.decode_reserve_pages
-    spare = pool.pages.counts[State.FREE] + pool.tree.idle_pages - pool.floors_missing
-    if plan.new + waking + reserve <= spare and not config.session_cap_pages:
-        return  # the usual case: fits even if nothing were missing to the session's own floor
     room = pool.room(floor_missing(pool, session)) - waking - reserve
     largest = pool.pages.size - reserve - (total - plan.new)
     require(pool, session, plan.new, room, largest)
@@ -181,8 +186,8 @@ def _given_back(pool: Pool, seq: Sequence, kept: int) -> int:
     That last one stays held as the source of the rows: on the path if it is cached, by itself if it is a shadow.
     """
     states, extra = pool.pages.states, pool.pages.extra_holders
-    back = sum(1 for page in seq.pages[kept:] if states[page] != State.CACHED and page not in extra)
-    depth = kept if states[seq.pages[kept - 1]] == State.CACHED else kept - 1
+    back = sum(1 for page in seq.pages[kept:] if states[page] != CACHED and page not in extra)
+    depth = kept if states[seq.pages[kept - 1]] == CACHED else kept - 1
     if seq.depth > depth:
         back += pool.tree.sole_pages(seq.node, seq.depth - depth)
     if seq.counts_source and seq.source not in extra:

@@ -10,7 +10,20 @@ from array import array
 from collections import deque
 
 from radixkv.allocator.page_pool import PagePool
-from radixkv.allocator.page_states import Event, State
+from radixkv.allocator.page_states import (
+    CACHED,
+    CLEAR,
+    EVICT,
+    FREE,
+    PRIVATE,
+    PUBLISH,
+    QUARANTINE,
+    QUARANTINED,
+    RELEASE,
+    SHADE,
+    SHADOW,
+    State,
+)
 from radixkv.commands import Assign, NamespaceRecord, Publish, Retire, Stamp, Write
 from radixkv.config import PoolConfig
 from radixkv.engine.namespaces import Namespace, Namespaces
@@ -59,13 +72,13 @@ class Pool:
 
     def room(self, own_floor_missing: int) -> int:
         """Pages free or evictable that the other sessions' floors leave to one whose own lacks so many."""
-        return self.pages.counts[State.FREE] + self.tree.idle_pages - (self.floors_missing - own_floor_missing)
+        return self.pages.counts[FREE] + self.tree.idle_pages - (self.floors_missing - own_floor_missing)
 
     # -- pages --------------------------------------------------------------------------------------------------
 
     def take(self, count: int, owner: int, root: Root) -> array[int]:
         """``count`` private pages for a sequence of ``owner``, evicting what is missing."""
-        missing = count - self.pages.counts[State.FREE]
+        missing = count - self.pages.counts[FREE]
         if missing > 0:
             self.evict(missing)
         pages = self.pages.take(count)
@@ -94,29 +107,29 @@ class Pool:
 
     def _evicted(self, packed: bytes) -> None:
         pages = array("i", packed)
-        self.pages.give(pages, State.CACHED, Event.EVICT)
+        self.pages.give(pages, CACHED, EVICT)
         self.gained = True  # who waits may have lost a prefix, and with it the hope to fit
         self.counters["evicted_pages"] += len(pages)
         self.writes.append(Retire(self.name, packed))
 
-    def drop(self, pages: list[int], state: State, quarantine: list[int] | None) -> None:
+    def drop(self, pages: array[int], state: State, quarantine: list[int] | None) -> None:
         """One holder lets go of private or shadow pages; the last one sends them to the free list (or quarantine)."""
         if self.pages.extra_holders:
-            pages = [page for page in pages if self.pages.drop(page)]
+            pages = array("i", [page for page in pages if self.pages.drop(page)])
         if not pages:
             return
-        ids = array("i", pages)
         if quarantine is None:
-            self.pages.give(ids, state, Event.RELEASE)
+            packed = self.pages.give(pages, state, RELEASE)
             self.gained = True
         else:
-            self.pages.move(ids, state, Event.QUARANTINE)
+            packed = pages.tobytes()
+            self.pages.move(pages, state, QUARANTINE)
             quarantine.extend(pages)
-        self.writes.append(Retire(self.name, ids.tobytes(), quarantine is not None))
+        self.writes.append(Retire(self.name, packed, quarantine is not None))
 
     def clear(self, pages: list[int]) -> None:
         """Quarantined pages that nobody can write to any longer."""
-        packed = self.pages.give(pages, State.QUARANTINED, Event.CLEAR)
+        packed = self.pages.give(pages, QUARANTINED, CLEAR)
         self.gained = True
         self.writes.append(Retire(self.name, packed))
 
@@ -170,7 +183,7 @@ class Pool:
                 sharers.remove(seq)
                 if not sharers:
                     del self.copying[source]
-            self.drop([source], State(self.pages.states[source]), quarantine)
+            self.drop(array("i", (source,)), State(self.pages.states[source]), quarantine)
         elif seq.source_node is not None:
             self.unpin(seq.source_node)
             seq.source_node = None
@@ -202,7 +215,7 @@ class Pool:
 
     def settle(self, seq: Sequence) -> None:
         """Nothing of the sequence is left to publish: what its commit said is so."""
-        full_pages = self.publishing.pop(seq, None) if self.publishing else None
+        full_pages = self.publishing.pop(seq, None)
         if full_pages is not None:
             self.publish(seq, full_pages)
 
@@ -219,7 +232,7 @@ class Pool:
         new = full_pages - first - shadows
         if shadows:
             pages = seq.pages[first : first + shadows]
-            self.pages.move(pages, State.PRIVATE, Event.SHADE)
+            self.pages.move(pages, PRIVATE, SHADE)
             seq.shadows.update(pages)
             for page in pages if self.copying else ():
                 self.copying.pop(page, None)  # its further holders are counted like those of any shadow
@@ -232,7 +245,7 @@ class Pool:
         if new:
             pages = seq.pages[first + shadows : full_pages]
             packed = pages.tobytes()
-            self.pages.move(pages, State.PRIVATE, Event.PUBLISH)
+            self.pages.move(pages, PRIVATE, PUBLISH)
             seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
             seq.depth = full_pages
             self.counters["committed_pages"] += new
@@ -284,20 +297,23 @@ class Pool:
 
     def close(self, seq: Sequence, quarantine: list[int] | None = None) -> None:
         """The sequence is over. Cached pages stay cached; its own go back, or into quarantine."""
-        self.settle(seq)
+        if self.publishing:
+            self.settle(seq)
         if seq.depth > seq.published:
             seq.source = -1  # the path reaches over it, and is let go as a whole
-        else:
+        elif seq.source >= 0:
             self.release_source(seq, quarantine)
-        self.drop(seq.pages[seq.published :].tolist(), State.PRIVATE, quarantine)
+        if len(seq.pages) > seq.published:
+            self.drop(seq.pages[seq.published :], PRIVATE, quarantine)
         if seq.shadows:
-            self.drop(list(seq.shadows), State.SHADOW, quarantine)
+            self.drop(array("i", seq.shadows), SHADOW, quarantine)
         if seq.depth:
             self.unpin(seq.node)
         self.sequences -= 1
         namespace = self.namespaces.of(seq.root)
         namespace.users -= 1
-        self.namespaces.note(namespace)
+        if not namespace.users:
+            self.namespaces.note(namespace)
 
     # -- invalidation -------------------------------------------------------------------------------------------
 

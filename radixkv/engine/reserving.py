@@ -24,8 +24,8 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
     behind_others = bool(body.wait_s and pool.waiting)
     try:
         if not behind_others:
-            return _carry_out(state, session, pool, body, _insist(state, session, pool, body))
-        plan_reserve(session, pool, body)
+            return _carry_out(state, session, pool, body, state.insist(session, plan.plan_reserve, pool, session, body))
+        plan.plan_reserve(pool, session, body)
     except OutOfPages as error:
         if error.never_fits or not body.wait_s:
             raise
@@ -34,19 +34,9 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
     return None
 
 
-def plan_reserve(session: Worker, pool: Pool, body: Reserve) -> plan.ReservePlan:
-    namespace = pool.namespaces.find(body.namespace)
-    return plan.plan_reserve(pool, session, namespace.root if namespace else None, body)
-
-
-def _insist(state: State, session: Worker, pool: Pool, body: Reserve) -> plan.ReservePlan:
-    return state.insist(session, lambda: plan_reserve(session, pool, body))
-
-
 def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> Reply:
     namespace, made = pool.namespaces.open(body.namespace)
     if made:
-        planned = planned._replace(match=planned.match._replace(node=namespace.root))
         state.writes.append(NamespaceRecord(pool.name, namespace.id, namespace.root.epoch, namespace.canonical))
     seq, reply = commit.do_reserve(pool, session.id, namespace.root, body, planned)
     session.sequences[body.seq] = seq
@@ -80,7 +70,7 @@ def _serve_front(state: State, pool: Pool) -> None:
         waiting = pool.waiting.first()
         session = state.sessions.find_quietly(waiting.session)
         try:
-            planned = _insist(state, session, pool, waiting.body)
+            planned = state.insist(session, plan.plan_reserve, pool, session, waiting.body)
             state.new_ids(session, waiting.body.seq, 1)  # anew: the session may have made others meanwhile
             reply = _carry_out(state, session, pool, waiting.body, planned)
             state.counters["granted_after_waiting"] += 1
@@ -115,7 +105,7 @@ def cancel(state: State, session: Worker, request: int) -> None:
 def _in_vain(state: State, pool: Pool, waiting: Waiting, now: float) -> OutOfPages:
     """Why it did not fit, in numbers of now."""
     try:
-        planned = plan_reserve(state.sessions.find_quietly(waiting.session), pool, waiting.body)
+        planned = plan.plan_reserve(pool, state.sessions.find_quietly(waiting.session), waiting.body)
     except OutOfPages as error:
         need, available = error.need, error.available
     else:  # it would fit, but others are before it

@@ -29,14 +29,14 @@ class Sequence:
         "shadows", "shared", "source", "source_node", "tokens",
     )  # fmt: skip
 
-    def __init__(self, owner: tuple[str, int, int], root: Root, node: Node, tokens: Packed) -> None:
+    def __init__(self, owner: tuple[str, int, int], root: Root, node: Node, tokens: Packed, pages: array[int]) -> None:
         """``owner``: the pool's name, the session (0 while in transit) and the sequence's id in it."""
         self.pool, self.session, self.id = owner
         self.root = root
         self.node = node
         self.tokens = tokens
         self.depth = 0
-        self.pages: array[int] = array("i")
+        self.pages = pages
         self.cached = 0
         self.committed = 0
         self.published = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from radixkv.commands import Granted, Reply, SessionRecord, Write, failure
 from radixkv.config import Config
@@ -17,6 +17,7 @@ from radixkv.errors import BadRequest, LimitExceeded, OutOfPages, SessionLost, S
 from radixkv.sessions.registry import Registry
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 SLICE_SEQUENCES = 256
 """How many sequences of ended sessions one command or tick closes: well under 10 ms."""
@@ -117,22 +118,22 @@ class State:
             self.close_some(SLICE_SEQUENCES)
         return True
 
-    def insist(self, asking: Worker, planner: Callable[[], T]) -> T:
+    def insist(self, asking: Worker, planner: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """A plan; before "no" is final, sessions that have lapsed give way. Errors: the planner's."""
         while True:
             try:
-                return planner()
+                return planner(*arguments)
             except OutOfPages as error:
                 if error.never_fits or not self.revoke_lapsed(asking):
                     raise
 
     def charge(self, session: Worker, pool: Pool, pages: int) -> None:
         """The session's tables have grown (or shrunk) by so many pages of its own."""
-        if not pages:
-            return
-        missing = plan.floor_missing(pool, session)
-        session.charged[pool.name] = session.charged.get(pool.name, 0) + pages
-        pool.floors_missing += plan.floor_missing(pool, session) - missing
+        before = session.charged.get(pool.name, 0)
+        session.charged[pool.name] = before + pages
+        floor = pool.config.session_floor_pages
+        if floor:
+            pool.floors_missing += max(0, floor - before - pages) - max(0, floor - before)
         if pages < 0:
             pool.gained = True
 
@@ -145,9 +146,10 @@ class State:
 
     def find(self, session: Worker, identity: int) -> tuple[Sequence, Pool]:
         """The same, when what was committed has to be published. Errors: StaleHandle."""
-        seq, pool = self.known(session, identity)
-        pool.settle(seq)
-        return seq, pool
+        seq, pool = found = self.known(session, identity)
+        if pool.publishing:
+            pool.settle(seq)
+        return found
 
     def pool(self, name: str) -> Pool:
         pool = self.pools.get(name)

@@ -20,34 +20,35 @@ class Waiting(NamedTuple):
 
 class WaitingLine:
     def __init__(self) -> None:
-        self._line: OrderedDict[tuple[int, int], Waiting] = OrderedDict()
+        self.line: OrderedDict[tuple[int, int], Waiting] = OrderedDict()
+        """By session and request, the first first. For others to look at."""
         self._ends: list[tuple[float, int, int]] = []
         """Heap of (until, session, request); those that have left the line are skipped."""
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self.line)
 
     def all(self) -> list[Waiting]:
-        return list(self._line.values())
+        return list(self.line.values())
 
     def join(self, waiting: Waiting) -> None:
-        self._line[waiting.session, waiting.request] = waiting
+        self.line[waiting.session, waiting.request] = waiting
         heapq.heappush(self._ends, (waiting.until, waiting.session, waiting.request))
 
     def leave(self, session: int, request: int) -> Waiting | None:
-        left = self._line.pop((session, request), None)
-        if len(self._ends) > 2 * len(self._line) + 64:  # whoever joins and leaves all day must not fill the heap
-            self._ends = [(waiting.until, *key) for key, waiting in self._line.items()]
+        left = self.line.pop((session, request), None)
+        if len(self._ends) > 2 * len(self.line) + 64:  # whoever joins and leaves all day must not fill the heap
+            self._ends = [(waiting.until, *key) for key, waiting in self.line.items()]
             heapq.heapify(self._ends)
         return left
 
     def first(self) -> Waiting:
-        return next(iter(self._line.values()))
+        return next(iter(self.line.values()))
 
     def next_end(self) -> float | None:
         """When the first of those that wait gives up."""
         ends = self._ends
-        while ends and ends[0][1:] not in self._line:
+        while ends and ends[0][1:] not in self.line:
             heapq.heappop(ends)
         return ends[0][0] if ends else None
 
@@ -56,5 +57,5 @@ class WaitingLine:
         out = []
         while (end := self.next_end()) is not None and end <= now:
             _, session, request = heapq.heappop(self._ends)
-            out.append(self._line.pop((session, request)))
+            out.append(self.line.pop((session, request)))
         return out

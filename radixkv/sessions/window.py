@@ -39,17 +39,17 @@ class ReplyWindow(Generic[R]):
 
         Errors: BadRequest when it is a repeat whose reply is no longer kept, or too old to know.
         """
+        ahead = request - self._newest
+        if ahead > 0:
+            self._seen = ((self._seen << ahead) & _MASK) | 1 if ahead < SPAN else 1
+            self._newest = request
+            return None
         kept = self._replies.get(request)
         if kept is not None:
             return kept
-        behind = self._newest - request
-        if behind < 0:
-            self._seen = ((self._seen << -behind) & _MASK) | 1 if -behind < SPAN else 1
-            self._newest = request
-        elif behind >= SPAN or self._seen >> behind & 1:
+        if -ahead >= SPAN or self._seen >> -ahead & 1:
             raise BadRequest("this request id is too old: its reply is no longer kept", id=request, newest=self._newest)
-        else:
-            self._seen |= 1 << behind
+        self._seen |= 1 << -ahead
         return None
 
     def keep(self, request: int, reply: R) -> None:

@@ -49,7 +49,7 @@ class PrefixTree:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def match(self, start: Node, tokens: Packed, offset: int = 0, end: int | None = None) -> Match:
+    def match(self, start: Node, tokens: bytes, offset: int = 0, end: int | None = None) -> Match:
         """How far ``tokens[offset:end]`` (bytes) agrees with what hangs below ``start``. Changes nothing."""
         return walk(start, tokens, offset, len(tokens) if end is None else end, self.page_token_bytes)
 

@@ -7,13 +7,13 @@ galloping and bisecting over compared slices.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from radixkv.tree.node import Node, Packed
 from radixkv.types import PAGE_ID_BYTES
 
 
-class Match(NamedTuple):
+class Match(Struct, frozen=True):
     """How far tokens agree with the tree.
 
     ``node`` is the last node that matched as a whole (or where the walk began), ``inside`` the child that matched in
@@ -28,7 +28,7 @@ class Match(NamedTuple):
     parts: list[Packed]
 
 
-def walk(start: Node, tokens: Packed, offset: int, end: int, page_token_bytes: int) -> Match:
+def walk(start: Node, tokens: bytes, offset: int, end: int, page_token_bytes: int) -> Match:
     """Match ``tokens[offset:end]`` (bytes; only full pages count) against what hangs below ``start``."""
     node = start
     at = offset
@@ -38,7 +38,7 @@ def walk(start: Node, tokens: Packed, offset: int, end: int, page_token_bytes: i
         children = node.children
         if not children:
             break
-        child = children.get(bytes(tokens[at : at + page_token_bytes]))
+        child = children.get(tokens[at : at + page_token_bytes])
         if child is None:
             break
         edge = child.tokens
@@ -53,7 +53,7 @@ def walk(start: Node, tokens: Packed, offset: int, end: int, page_token_bytes: i
     return Match(node, (at - offset) // page_token_bytes, None, 0, parts)
 
 
-def _common(tokens: Packed, at: int, edge: Packed, limit: int, step: int) -> int:
+def _common(tokens: bytes, at: int, edge: Packed, limit: int, step: int) -> int:
     """Bytes, a multiple of ``step``, in which ``tokens[at:]`` and ``edge`` agree; the first step is known to."""
     low = step
     size = step
