@@ -1,4 +1,4 @@
-"""What a descriptor table says, as arrays: the input of recovery. Made by ``device/descriptors.py``, read by ``engine``."""
+"""What a descriptor table says, as arrays: the input of recovery. ``device/descriptors.py`` makes it."""
 
 from __future__ import annotations
 

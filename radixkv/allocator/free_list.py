@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from radixkv.types import PAGE_ID_BYTES
 
@@ -10,8 +11,9 @@ from radixkv.types import PAGE_ID_BYTES
 class FreeList:
     """Last in, first out. Does not know what a page is; that nothing is in it twice is the state table's work."""
 
-    def __init__(self, pages: int) -> None:
-        self._ids = array("i", range(pages - 1, -1, -1))
+    def __init__(self, pages: Sequence[int]) -> None:
+        """The first of ``pages`` is handed out first."""
+        self._ids = array("i", reversed(pages))
         assert self._ids.itemsize == PAGE_ID_BYTES
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.allocator.free_list import FreeList
 from radixkv.allocator.page_states import ILLEGAL, NEXT, Event, State
@@ -29,8 +30,14 @@ class PagePool:
         self._states = np.frombuffer(self.states, np.uint8)
         self.counts = [0] * len(State)
         self.counts[State.FREE] = pages
-        self.free = FreeList(pages)
+        self.free = FreeList(range(pages))
         self.extra_holders: dict[int, int] = {}
+
+    def restore(self, states: NDArray[np.uint8]) -> None:
+        """Begin with pages in these states instead of all FREE."""
+        self._states[:] = states
+        self.counts = np.bincount(states, minlength=len(State)).tolist()
+        self.free = FreeList(np.flatnonzero(states == State.FREE).tolist())
 
     def take(self, count: int) -> array[int]:
         """``count`` free pages, now private. The caller has checked that there are as many."""

@@ -10,6 +10,7 @@
           ├───────────────────────────────┘     SAVING
           │                            quarantine (from PRIVATE, SHADOW, LOADING, SAVING)
           └──clear── QUARANTINED <─────
+                         └──claim──> PRIVATE    └──claim shadow──> SHADOW
 
         FREE ──load──> LOADING ──loaded──> CACHED        LOADING ──abandon──> FREE
 
@@ -18,7 +19,7 @@
 * CACHED: complete, immutable, in the tree.
 * SHADOW: complete, immutable, outside the tree: another page with the same tokens was there first.
 * LOADING, SAVING: a copy between tiers runs; untouchable until it is known to have ended.
-* QUARANTINED: its owner is gone but could still write to it.
+* QUARANTINED: its owner is gone but could still write to it, or has yet to claim it after a restart.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Event(IntEnum):
     ABANDON = 9
     SAVE = 10
     SAVED = 11
+    CLAIM = 12
+    CLAIM_SHADOW = 13
 
 
 TAKE, PUBLISH, SHADE, RELEASE, EVICT, QUARANTINE, CLEAR, *_ = Event
@@ -70,6 +73,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.LOADING, Event.QUARANTINE): State.QUARANTINED,
     (State.SAVING, Event.QUARANTINE): State.QUARANTINED,
     (State.QUARANTINED, Event.CLEAR): State.FREE,
+    (State.QUARANTINED, Event.CLAIM): State.PRIVATE,
+    (State.QUARANTINED, Event.CLAIM_SHADOW): State.SHADOW,
     (State.FREE, Event.LOAD): State.LOADING,
     (State.LOADING, Event.LOADED): State.CACHED,
     (State.LOADING, Event.ABANDON): State.FREE,

@@ -20,9 +20,10 @@
                 88  its gen.     u64   and the parent page's generation: a scan links pages by these, not by hashes
                 96  tokens       page_size * 4 bytes
 
-All little-endian, words stored whole (a kill leaves the old or the new one). The daemon writes (``writer.py``), before the reply that tells of it leaves; workers map it
-read-only. A daemon that starts on an existing table may trust a record in CACHED or SHADOW whose check agrees; the
-state word comes last, so a record it was writing when it died is still in its former state.
+All little-endian, words stored whole (a kill leaves the old or the new one). The daemon writes (``writer.py``), before
+the reply that tells of it leaves; workers map it read-only. A daemon that starts on an existing table may trust a
+record in CACHED or SHADOW whose check agrees; the state word comes last, so a record it was writing when it died is
+still in its former state.
 """
 
 from __future__ import annotations

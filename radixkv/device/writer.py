@@ -155,12 +155,12 @@ class TableWriter:
         parents = write.parent + write.hashes[:-HASH_BYTES]
         if len(write.pages) > _FEW_PAGES * PAGE_ID_BYTES:
             pages = _indices(write.pages)
-            before = np.empty_like(pages)
-            before[0], before[1:] = write.parent_page, pages[:-1]
-            generations = self._generations[before]
+            above = np.empty_like(pages)
+            above[0], above[1:] = write.parent_page, pages[:-1]
+            generations = self._generations[above]
             if write.parent_page < 0:
                 generations[0] = 0
-            self._parent_pages[pages] = before
+            self._parent_pages[pages] = above
             self._parent_generations[pages] = generations
             self._parents[pages] = np.frombuffer(parents, self._parents.dtype)
             self._chains[pages] = np.frombuffer(write.hashes, self._chains.dtype)

@@ -33,16 +33,19 @@ from radixkv.commands import (
     MappingGone,
     OpenSession,
     Outcome,
+    RejoinSession,
     Reply,
     Request,
     Reserve,
+    Resume,
+    Shutdown,
     Statistics,
     Stats,
     Step,
     Tick,
     failure,
 )
-from radixkv.engine import batch, commit, handover, plan, reserving
+from radixkv.engine import batch, commit, handover, plan, reserving, resume
 from radixkv.engine.plan import Worker
 from radixkv.engine.snapshot import snapshot
 from radixkv.engine.state import SLICE_SEQUENCES, State
@@ -83,7 +86,7 @@ class Engine(State):
         if self.ending:
             return True
         for pool in self.pools.values():  # noqa: SIM110 - asked after each step: a generator costs three times as much
-            if pool.retired or pool.publishing:
+            if (pool.retired and not pool.frozen) or pool.publishing:
                 return True
         return False
 
@@ -98,6 +101,8 @@ class Engine(State):
                 self._tick(command, now)
             case OpenSession():
                 return self._open(command)
+            case RejoinSession():
+                return self._rejoin(command)
             case EndSession():
                 self.end_session(command.session, command.mapped)
             case MappingGone():
@@ -118,6 +123,13 @@ class Engine(State):
             if self.draining:
                 raise Draining("the daemon takes nothing new")
             self.open_session(command.session, command.token, command.name)
+        except RadixKVError as error:
+            return failure(error)
+        return Done()
+
+    def _rejoin(self, command: RejoinSession) -> Reply:
+        try:
+            self.rejoin(command.session, command.token)
         except RadixKVError as error:
             return failure(error)
         return Done()
@@ -175,6 +187,8 @@ class Engine(State):
                 return reserving.reserve(self, session, request, body, now)
             case Heartbeat():
                 return Done()
+            case Resume():
+                return resume.resume(self, session, body)
             case Handoff():
                 return handover.handoff(self, session, body, now)
             case Adopt():
@@ -190,6 +204,8 @@ class Engine(State):
             case Bye():
                 self.end_session(session.id, False)
                 return Done()
+            case Shutdown():
+                return Done()  # the process ends itself; there is nothing to do here
         raise TypeError(f"not a command: {body!r}")
 
     # -- namespaces ---------------------------------------------------------------------------------------------
@@ -200,7 +216,8 @@ class Engine(State):
         if namespace is None:
             return Invalidated(0)
         pool.invalidate(namespace)
-        pool.reclaim(SLICE_NODES)
+        if not pool.frozen:
+            pool.reclaim(SLICE_NODES)
         return Invalidated(namespace.root.epoch)
 
     def _lookup(self, body: Lookup) -> Reply:
@@ -220,10 +237,12 @@ class Engine(State):
 
     def _tick(self, tick: Tick, now: float) -> None:
         self.sessions.running_s = tick.running_s
+        if self.window_open and tick.running_s >= self.config.server.resume_timeout_s:
+            self.close_window()
         for pool in self.pools.values():
             if pool.waiting and self.sessions.lapsed(besides=0):
                 pool.gained = True  # who waits is short of pages: the lapsed give way
-            if pool.retired:
+            if pool.retired and not pool.frozen:
                 pool.reclaim(SLICE_NODES)
             pool.publish_some()
         for seq in self.transit.overdue(now):

@@ -95,7 +95,7 @@ def _conservation(engine: Engine, pool: Pool, sequences: list[Sequence], trees: 
     places: dict[State, list[int]] = {
         State.FREE: free,
         State.CACHED: [page for node, _ in trees.nodes for page in _ids(node.pages)],
-        State.QUARANTINED: [page for held in engine.quarantine.values() for page in held.get(pool.name, [])],
+        State.QUARANTINED: _quarantined(engine, pool),
         State.PRIVATE: sorted({page for seq in sequences for page in _private(pool, seq)}),
         State.SHADOW: sorted({page for seq in sequences for page in _shadows(pool, seq)}),
     }
@@ -104,6 +104,14 @@ def _conservation(engine: Engine, pool: Pool, sequences: list[Sequence], trees: 
         need(len(found) == tally[state], "I1", f"{tally[state]} pages are {state.name}, {len(found)} have their place")
         wrong = [page for page in found if pages.states[page] != state]
         need(not wrong, "I1", f"pages {wrong[:4]} are not {state.name}, but kept as such")
+
+
+def _quarantined(engine: Engine, pool: Pool) -> list[int]:
+    """Pages of ended sessions, and pages that wait for claims after a restart."""
+    found = [page for held in engine.quarantine.values() for page in held.get(pool.name, [])]
+    if pool.lineage is not None:
+        found += [page for waiting in pool.lineage.unclaimed.values() for page in waiting]
+    return found
 
 
 def _private(pool: Pool, seq: Sequence) -> list[int]:

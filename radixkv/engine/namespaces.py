@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from radixkv.errors import LimitExceeded
 from radixkv.hashing import namespace_root
+from radixkv.image import NamespaceImage
 from radixkv.tree.node import Root
 
 
@@ -35,6 +36,8 @@ class Namespaces:
         self._unused: dict[int, None] = {}
         """Ids that nothing referred to when last looked at, oldest first."""
         self._epoch = 0
+        self.kept = False
+        """No id may be used again: pages that nobody has claimed yet refer to them."""
 
     def __len__(self) -> int:
         return len(self._by_bytes)
@@ -60,6 +63,28 @@ class Namespaces:
         self._by_bytes[canonical] = made
         self._by_id[identity] = made
         return made, True
+
+    def ids(self) -> set[int]:
+        return set(self._by_id)
+
+    def restore(self, images: list[NamespaceImage], newest_epoch: int) -> list[Namespace]:
+        """Begin with namespaces found after a restart. No epoch up to ``newest_epoch`` is given again."""
+        for image in images:
+            root = Root(image.id, image.epoch, namespace_root(image.canonical, image.invalidations))
+            made = Namespace(image.id, image.canonical, root)
+            made.invalidations = image.invalidations
+            self._by_bytes[image.canonical] = self._by_id[image.id] = made
+            self._unused[image.id] = None
+            self._free.remove(image.id)
+        self._epoch = max([newest_epoch, *(image.epoch for image in images)])
+        return list(self._by_id.values())
+
+    def retired_root(self, identity: int, epoch: int, seed: bytes) -> Root:
+        """The tree of an earlier epoch, found after a restart; its first node is about to be hung."""
+        root = Root(identity, epoch, seed)
+        root.retired = True
+        self._by_id[identity].users += 1
+        return root
 
     def renew(self, namespace: Namespace) -> Root:
         """Give the namespace a new epoch; returns the retired root."""
@@ -87,6 +112,8 @@ class Namespaces:
             self._unused[namespace.id] = None
 
     def _reusable(self) -> Namespace | None:
+        if self.kept:
+            return None
         for identity in list(self._unused):
             namespace = self._by_id[identity]
             if namespace.users == 0 and not namespace.root.children:

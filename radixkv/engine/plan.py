@@ -188,7 +188,7 @@ def _given_back(pool: Pool, seq: Sequence, kept: int) -> int:
     states, extra = pool.pages.states, pool.pages.extra_holders
     back = sum(1 for page in seq.pages[kept:] if states[page] != CACHED and page not in extra)
     depth = kept if states[seq.pages[kept - 1]] == CACHED else kept - 1
-    if seq.depth > depth:
+    if seq.depth > depth and not pool.frozen:
         back += pool.tree.sole_pages(seq.node, seq.depth - depth)
     if seq.counts_source and seq.source not in extra:
         back += 1

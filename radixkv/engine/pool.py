@@ -26,11 +26,13 @@ from radixkv.allocator.page_states import (
 )
 from radixkv.commands import Assign, NamespaceRecord, Publish, Retire, Stamp, Write
 from radixkv.config import PoolConfig
+from radixkv.engine.lineage import Lineage
 from radixkv.engine.namespaces import Namespace, Namespaces
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.waiting import WaitingLine
 from radixkv.evictor.lru import LRU
 from radixkv.hashing import chain, last
+from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
 from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
@@ -62,6 +64,10 @@ class Pool:
         """Sequences with a commit too large for one command: how many pages are to be published in all."""
         self.copying: dict[int, list[Sequence]] = {}
         """Private pages that are the source of other sequences' copy_rows."""
+        self.frozen = False
+        """Nothing may be evicted: sessions of an earlier daemon's time have yet to say what they hold."""
+        self.lineage: Lineage | None = None
+        """What is known of pages from an earlier daemon's time."""
         self.stamp = 0
         self.gained = False
         """Pages have come free or fallen idle since the waiting line was last served."""
@@ -82,6 +88,8 @@ class Pool:
         if missing > 0:
             self.evict(missing)
         pages = self.pages.take(count)
+        if self.lineage is not None:
+            self.lineage.handed_out(pages)
         if count:
             self.writes.append(Assign(self.name, pages.tobytes(), owner, root.namespace, root.epoch))
         return pages
@@ -103,6 +111,8 @@ class Pool:
             self.order.remove(leaf)
             if isinstance(parent, Root) and not parent.children:
                 self.namespaces.emptied(parent)
+        else:  # what is left has a new end, which the next daemon has to find stamped
+            self.writes.append(Stamp(self.name, bytes(leaf.pages[-PAGE_ID_BYTES:]), leaf.stamp))
         return pages
 
     def _evicted(self, packed: bytes) -> None:
@@ -129,6 +139,8 @@ class Pool:
 
     def clear(self, pages: list[int]) -> None:
         """Quarantined pages that nobody can write to any longer."""
+        if not pages:
+            return
         packed = self.pages.give(pages, QUARANTINED, CLEAR)
         self.gained = True
         self.writes.append(Retire(self.name, packed))
@@ -146,8 +158,7 @@ class Pool:
     def fallen_idle(self, nodes: list[Node], retired: bool) -> None:
         """Nodes, leaf to root, whose last holder has let go under the current stamp.
 
-        Only their last pages get it in the table: it holds for all before them. A leaf that has lost its tail to
-        eviction has none at its end, but then it is the first to go anyway.
+        Only their last pages get it in the table: it holds for all before them.
         """
         if not nodes:
             return
@@ -238,19 +249,21 @@ class Pool:
                 self.copying.pop(page, None)  # its further holders are counted like those of any shadow
             self.counters["shadow_pages"] += shadows
             cut = shadows * HASH_BYTES
+            before = seq.pages[first - 1] if first else NO_PAGE
             self.writes.append(
-                Publish(self.name, pages.tobytes(), True, parent, hashes[:cut], tokens[: shadows * size])
+                Publish(self.name, pages.tobytes(), True, parent, hashes[:cut], tokens[: shadows * size], before)
             )
             parent, hashes, tokens = last(hashes[:cut]), hashes[cut:], tokens[shadows * size :]
         if new:
             pages = seq.pages[first + shadows : full_pages]
             packed = pages.tobytes()
             self.pages.move(pages, PRIVATE, PUBLISH)
+            before = int.from_bytes(seq.node.pages[-PAGE_ID_BYTES:], "little") if seq.depth else NO_PAGE
             seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
             seq.depth = full_pages
             self.counters["committed_pages"] += new
             self.gained = True  # who waits may need fewer pages now
-            self.writes.append(Publish(self.name, packed, False, parent, hashes, tokens))
+            self.writes.append(Publish(self.name, packed, False, parent, hashes, tokens, before))
             if self.copying:
                 self._sources_published(pages, seq.node)
         seq.published = full_pages
@@ -321,7 +334,7 @@ class Pool:
         old = self.namespaces.renew(namespace)
         self.retired.append((old, None))
         self.gained = True
-        self.writes.append(NamespaceRecord(self.name, namespace.id, namespace.root.epoch, namespace.canonical))
+        self.writes.append(namespace_record(self.name, namespace))
 
     def reclaim(self, budget: int) -> None:
         """Take idle nodes of invalidated trees out, children first, looking at no more than ``budget`` nodes."""
@@ -339,3 +352,7 @@ class Pool:
                 gone += self._trim(node, node.page_count)
         if gone:
             self._evicted(bytes(gone))
+
+
+def namespace_record(pool: str, namespace: Namespace) -> NamespaceRecord:
+    return NamespaceRecord(pool, namespace.id, namespace.root.epoch, namespace.canonical, namespace.invalidations)

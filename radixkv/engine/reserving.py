@@ -6,10 +6,10 @@ planned anew. A reserve that may not wait is answered from what is available now
 
 from __future__ import annotations
 
-from radixkv.commands import Granted, NamespaceRecord, Reply, Request, Reserve, failure
+from radixkv.commands import Granted, Reply, Request, Reserve, failure
 from radixkv.engine import commit, plan
 from radixkv.engine.plan import Worker
-from radixkv.engine.pool import Pool
+from radixkv.engine.pool import Pool, namespace_record
 from radixkv.engine.state import State
 from radixkv.engine.waiting import Waiting
 from radixkv.errors import Draining, LimitExceeded, OutOfPages, RadixKVError, Timeout
@@ -37,7 +37,7 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
 def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> Reply:
     namespace, made = pool.namespaces.open(body.namespace)
     if made:
-        state.writes.append(NamespaceRecord(pool.name, namespace.id, namespace.root.epoch, namespace.canonical))
+        state.writes.append(namespace_record(pool.name, namespace))
     seq, reply = commit.do_reserve(pool, session.id, namespace.root, body, planned)
     session.sequences[body.seq] = seq
     state.charge(session, pool, planned.new)

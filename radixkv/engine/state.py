@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
-from radixkv.commands import Granted, Reply, SessionRecord, Write, failure
+from radixkv.commands import Granted, Reply, Retire, SessionRecord, Write, failure
 from radixkv.config import Config
 from radixkv.engine import plan
 from radixkv.engine.plan import Worker
@@ -21,6 +23,9 @@ Ts = TypeVarTuple("Ts")
 
 SLICE_SEQUENCES = 256
 """How many sequences of ended sessions one command or tick closes: well under 10 ms."""
+
+NOBODY = 0
+"""Owner of what no session owns: sequences in transit, and what nobody may claim alone."""
 
 COUNTERS = (
     "requests", "refused_requests", "repeated_requests", "granted_after_waiting", "revoked_sessions",
@@ -42,6 +47,10 @@ class State:
         """By ended session: pages its process could still write to."""
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.draining = False
+        self.resuming: set[int] = set()
+        """Sessions of an earlier daemon's time that have not said yet what is theirs."""
+        self.window_open = False
+        """They are waited for: only free pages are handed out."""
         self.ending: deque[tuple[Sequence, dict[str, list[int]] | None, int]] = deque()
         """Sequences of ended sessions still to be closed, with where their pages go, and whose they were."""
         self.writes: list[Write] = []
@@ -76,8 +85,75 @@ class State:
             pool.gained = True
         self._turn_away(session)
         quarantine = self.quarantine.setdefault(identity, {}) if mapped and session.sequences else None
+        if identity in self.resuming:
+            self._give_up_claims(identity, mapped)
         self.ending.extend((seq, quarantine, identity) for seq in session.sequences.values())
         self.close_some(SLICE_SEQUENCES)
+
+    # -- after a restart ------------------------------------------------------------------------------------------
+
+    def begin_resuming(self, known: set[int]) -> None:
+        """Wait for the claims of these sessions, of an earlier daemon's time."""
+        self.resuming = set(known)
+        self.window_open = True
+        for pool in self.pools.values():
+            pool.frozen = pool.namespaces.kept = True
+        if not known:
+            self._end_resuming()
+
+    def rejoin(self, identity: int, token: bytes) -> None:
+        """Errors: SessionLost."""
+        session = self.sessions.rejoin(identity, token)
+        self.writes.append(SessionRecord(session.slot, session.id, session.epoch, session.token))
+
+    def settled(self, session: Worker) -> None:
+        """The session has claimed all that it will: what is left of its pages is free."""
+        if session.id in self.resuming:
+            self._give_up_claims(session.id, mapped=False)
+
+    def close_window(self) -> None:
+        """Who is not back by now may still come, but is not waited for."""
+        if not self.window_open:
+            return
+        self.window_open = False
+        for pool in self.pools.values():
+            pool.frozen = False
+            pool.gained = True
+            if pool.lineage is not None:
+                private, shadows = pool.lineage.give_up(NOBODY)
+                pool.clear(private + shadows)
+        for session in self.sessions.all():
+            if session.absent:
+                session.seen_s = -math.inf
+
+    def _give_up_claims(self, identity: int, mapped: bool) -> None:
+        """The session is over or has claimed what it wanted. Shadows may be claimed by others while the window is open.
+
+        ``mapped``: its process could still write to its private pages.
+        """
+        for pool in self.pools.values():
+            assert pool.lineage is not None
+            private, shadows = pool.lineage.give_up(identity)
+            if self.window_open:
+                pool.lineage.now_of(NOBODY, shadows)
+            else:
+                pool.clear(shadows)
+            if not mapped:
+                pool.clear(private)
+            elif private:
+                self.quarantine.setdefault(identity, {}).setdefault(pool.name, []).extend(private)
+                self.writes.append(Retire(pool.name, array("i", private).tobytes(), True))
+        self.resuming.discard(identity)
+        if not self.resuming:
+            self._end_resuming()
+
+    def _end_resuming(self) -> None:
+        self.close_window()
+        for pool in self.pools.values():
+            pool.lineage = None
+            pool.namespaces.kept = False
+
+    # -- sessions and what they hold ------------------------------------------------------------------------------
 
     def _turn_away(self, session: Worker) -> None:
         """Nobody will grant what the session still waits for; its process may live and be waiting for the answer."""

@@ -26,7 +26,19 @@ R = TypeVar("R")
 class Session(Generic[S, R]):
     """One connected worker. ``charged`` counts pages a pool by name; ``waiting`` are its queued request ids."""
 
-    __slots__ = ("charged", "epoch", "id", "name", "seen_s", "sequences", "slot", "token", "waiting", "window")
+    __slots__ = (
+        "absent",
+        "charged",
+        "epoch",
+        "id",
+        "name",
+        "seen_s",
+        "sequences",
+        "slot",
+        "token",
+        "waiting",
+        "window",
+    )
 
     def __init__(self, identity: int, slot: int, token: bytes, name: str) -> None:
         self.id = identity
@@ -34,6 +46,8 @@ class Session(Generic[S, R]):
         self.token = token
         self.name = name
         self.epoch = 1
+        self.absent = False
+        """Of an earlier daemon's time and not back yet."""
         self.seen_s = 0.0
         self.sequences: dict[int, S] = {}
         self.charged: dict[str, int] = {}
@@ -66,10 +80,32 @@ class Registry(Generic[S, R]):
         self._sessions[identity] = session
         return session
 
+    def restore(self, slot: int, identity: int, epoch: int, token: bytes) -> None:
+        """A session of an earlier daemon's time: nothing is executed for it until it is back."""
+        session: Session[S, R] = Session(identity, slot, token, "")
+        session.window = ReplyWindow(self._keep_replies)
+        session.epoch = epoch
+        session.absent = True
+        self._sessions[identity] = session
+        self._free_slots.remove(slot)
+
+    def rejoin(self, identity: int, token: bytes) -> Session[S, R]:
+        """An absent session is back, with a new epoch: what was sent under the old one is not executed any more.
+
+        Errors: SessionLost.
+        """
+        session = self._sessions.get(identity)
+        if session is None or not session.absent or session.token != token:
+            raise SessionLost("the daemon does not know this session")
+        session.absent = False
+        session.epoch += 1
+        session.seen_s = self.running_s
+        return session
+
     def find(self, identity: int, epoch: int) -> Session[S, R]:
         """The session, which has now given a sign of life. Errors: SessionLost."""
         session = self._sessions.get(identity)
-        if session is None or session.epoch != epoch:
+        if session is None or session.epoch != epoch or session.absent:
             raise SessionLost("the daemon does not know this session; nothing was executed")
         session.seen_s = self.running_s
         return session

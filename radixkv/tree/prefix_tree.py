@@ -183,6 +183,17 @@ class PrefixTree:
         self.nodes += 1
         return child
 
+    def restore(self, parent: Node, tokens: bytes, pages: bytes, hashes: bytes) -> Node | None:
+        """Add pages that nobody holds, found after a restart. None if another child begins with the same page."""
+        if parent.children is not None and tokens[: self.page_token_bytes] in parent.children:
+            return None
+        child = Node(parent, tokens, pages, hashes)
+        self._hang(parent, child)
+        self.nodes += 1
+        self.cached_pages += child.page_count
+        self.idle_pages += child.page_count
+        return child
+
     def trim(self, leaf: Node, pages: int) -> bytes:
         """Take up to ``pages`` pages from the tail of an idle leaf; an empty leaf leaves the tree."""
         if leaf.holders or leaf.children:

@@ -63,7 +63,7 @@ def test_small_and_large_batches_are_counted_alike(count):
 
 
 def test_the_free_list_gives_what_came_back_last_and_every_page_once():
-    free = FreeList(5)
+    free = FreeList(range(5))
     assert free.take(3).tolist() == [0, 1, 2]
     free.give(array("i", [1, 0]).tobytes())
     assert sorted(free.take(4).tolist()) == [0, 1, 3, 4]
