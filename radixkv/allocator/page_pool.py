@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.allocator.free_list import FreeList
-from radixkv.allocator.page_states import ILLEGAL, NEXT, Event, State
+from radixkv.allocator.page_states import FREE, ILLEGAL, NEXT, TAKE, Event, State
 from radixkv.errors import BrokenInvariant
 
 _FEW = 24
@@ -29,7 +29,7 @@ class PagePool:
         self.states = bytearray(pages)
         self._states = np.frombuffer(self.states, np.uint8)
         self.counts = [0] * len(State)
-        self.counts[State.FREE] = pages
+        self.counts[FREE] = pages
         self.free = FreeList(range(pages))
         self.extra_holders: dict[int, int] = {}
 
@@ -37,17 +37,17 @@ class PagePool:
         """Begin with pages in these states instead of all FREE."""
         self._states[:] = states
         self.counts = np.bincount(states, minlength=len(State)).tolist()
-        self.free = FreeList(np.flatnonzero(states == State.FREE).tolist())
+        self.free = FreeList(np.flatnonzero(states == FREE).tolist())
 
     def take(self, count: int) -> array[int]:
         """``count`` free pages, now private. The caller has checked that there are as many."""
         pages = self.free.take(count)
-        self.move(pages, State.FREE, Event.TAKE)
+        self.move(pages, FREE, TAKE)
         return pages
 
     def give(self, pages: Sequence[int] | array[int], state: State, event: Event) -> bytes:
         """Pages in ``state`` become free by ``event``. Returns their packed ids."""
-        ids = pages if isinstance(pages, array) else array("i", pages)
+        ids = pages if type(pages) is array else array("i", pages)
         if len(ids) >= _FEW and len(set(ids)) < len(ids):  # fewer are looked at one by one, which finds it
             raise BrokenInvariant("I3", f"of {len(ids)} pages to give back one is named twice")
         self.move(ids, state, event)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from msgspec.structs import astuple
+
 from radixkv.commands import (
     Commit,
     Extend,
@@ -29,17 +31,17 @@ R = TypeVar("R")
 
 
 def step(state: State, session: Worker, body: Step) -> Reply:
-    items = len(body.free) + len(body.truncate) + len(body.commit)
-    items += len(body.extend) + len(body.share) + len(body.copied)
+    items = sum(map(len, astuple(body)))
     if items > state.config.limits.batch_items:
         raise LimitExceeded("too many items in one step", items=items, limit=state.config.limits.batch_items)
+    copied = _each(state, session, _copied, body.copied) if body.copied else []
     return Stepped(
-        copied=_each(state, session, _copied, body.copied) if body.copied else [],
-        free=_each(state, session, _free, body.free) if body.free else [],
-        truncate=_each(state, session, _truncate, body.truncate) if body.truncate else [],
-        commit=_each(state, session, _commit, body.commit) if body.commit else [],
-        extend=_each(state, session, _extend, body.extend) if body.extend else [],
-        share=_each(state, session, _share, body.share) if body.share else [],
+        _each(state, session, _free, body.free) if body.free else [],
+        _each(state, session, _truncate, body.truncate) if body.truncate else [],
+        _each(state, session, _commit, body.commit) if body.commit else [],
+        _each(state, session, _extend, body.extend) if body.extend else [],
+        _each(state, session, _share, body.share) if body.share else [],
+        copied,
     )
 
 

@@ -180,11 +180,12 @@ class Engine(State):
 
     def _execute(self, session: Worker, request: Request, now: float) -> Reply | None:
         body = request.body
+        kind = type(body)
+        if kind is Step:
+            return batch.step(self, session, body)  # type: ignore[arg-type]
+        if kind is Reserve:
+            return reserving.reserve(self, session, request, body, now)  # type: ignore[arg-type]
         match body:
-            case Step():
-                return batch.step(self, session, body)
-            case Reserve():
-                return reserving.reserve(self, session, request, body, now)
             case Heartbeat():
                 return Done()
             case Resume():

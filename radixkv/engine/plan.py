@@ -58,9 +58,10 @@ def floor_missing(pool: Pool, session: Worker) -> int:
 
 def token_count(packed: bytes, limits: Limits, already: int, headroom: int) -> int:
     """Number of packed tokens. Errors: BadRequest (no multiple of 4), LimitExceeded (with those there are already)."""
-    count, odd = divmod(len(packed), TOKEN_BYTES)
-    if odd:
-        raise BadRequest("tokens are 4 bytes each", bytes=len(packed))
+    size = len(packed)
+    if size % TOKEN_BYTES:
+        raise BadRequest("tokens are 4 bytes each", bytes=size)
+    count = size // TOKEN_BYTES
     if already + count + headroom > limits.tokens:
         raise LimitExceeded(
             "a sequence with its headroom may have at most so many tokens",

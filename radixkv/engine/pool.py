@@ -96,13 +96,12 @@ class Pool:
 
     def evict(self, count: int) -> None:
         """Take exactly ``count`` idle pages from the tree, in the policy's order."""
-        gone = bytearray()
+        gone = []
         while count > 0:
-            leaf = self.order.front()
-            pages = self._trim(leaf, count)
-            gone += pages
+            pages = self._trim(self.order.front(), count)
+            gone.append(pages)
             count -= len(pages) // PAGE_ID_BYTES
-        self._evicted(bytes(gone))
+        self._evicted(b"".join(gone))
 
     def _trim(self, leaf: Node, count: int) -> bytes:
         parent = leaf.parent

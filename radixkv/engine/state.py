@@ -242,7 +242,11 @@ class State:
                 "too many sequences", sequences=len(session.sequences) + count, limit=limits.sequences_per_session
             )
         taken = session.sequences
-        if (count and first in taken) or (count > 1 and not taken.keys().isdisjoint(range(first, first + count))):
+        if count == 1:
+            in_use = first in taken
+        else:
+            in_use = not taken.keys().isdisjoint(range(first, first + count))
+        if in_use:
             raise BadRequest("this sequence id is in use", sequence=first)
 
     def live_sequences(self) -> list[Sequence]:
