@@ -1,4 +1,4 @@
-"""The daemon: one thread, one loop, one writer. The only file that knows engine, ipc and device.
+"""The daemon: one thread, one loop, one writer. It and ``starting.py`` alone know engine, ipc and device.
 
 ::
 
@@ -18,13 +18,11 @@ import gc
 import json
 import math
 import os
-import resource
 import select
 import signal
-import socket
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 from zmq import zmq_poll
@@ -43,28 +41,28 @@ from radixkv.commands import (
     OpenSession,
     Outcome,
     PoolMap,
+    RejoinSession,
     Request,
     Reserve,
     SessionRecord,
+    Shutdown,
     Statistics,
     Stats,
     Step,
     Tick,
     Welcome,
+    failure,
 )
 from radixkv.config import Config
 from radixkv.device import arena
-from radixkv.device.pool_memory import PoolMemory, geometry_of
 from radixkv.device.writer import apply_all
 from radixkv.engine import invariants
-from radixkv.engine.engine import Engine
-from radixkv.errors import ConfigError, PermissionDenied
-from radixkv.ipc.attach import Listener
-from radixkv.ipc.endpoint import Claim, Endpoint, EndpointInUse, prepare_directory, resolve
+from radixkv.errors import ConfigError, PermissionDenied, Timeout, Unavailable
+from radixkv.ipc.endpoint import EndpointInUse
 from radixkv.ipc.log import Lines, open_log
 from radixkv.ipc.members import Members
-from radixkv.ipc.router import Router
-from radixkv.ipc.signals import signal_socket, take_signals
+from radixkv.ipc.signals import take_signals
+from radixkv.starting import Parts, RecoveryFailed, start
 from radixkv.version import VERSION
 
 EXIT_DRAINED, EXIT_CONFIG, EXIT_IN_USE, EXIT_MEMORY, EXIT_BROKEN = 0, 2, 3, 4, 70
@@ -84,96 +82,58 @@ _RECENT_BYTES = 2 * 1024
 """Requests larger than this are remembered without their content: most of it would be cut when it is printed, and to
 hold on to it makes each request touch memory that no cache has (measured: 7 us a request of 8 KiB)."""
 
-_OPEN_FILES = 65_536
 _READABLE = int(zmq.POLLIN)
 _REPORT_PATIENCE_MS = 10
 """How long each line of the last report waits for somebody to read stderr."""
 
 
-def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:  # noqa: ARG001 (every start is cold)
+def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:
     """Own the pools of ``config`` and answer workers until a signal ends it. Returns the process's exit code.
 
+    ``cold``: begin with empty pools, whatever is in the store.
     Exit codes: 0 drained, 2 configuration or permissions, 3 endpoint in use, 4 memory, 70 broken invariant.
     """
     log, lines = open_log()
     try:
         with contextlib.ExitStack() as stack:
-            return _start(stack, config, paranoid, (log, lines)).run()
+            parts = start(stack, config, cold, log)
+            daemon = Daemon(config, parts, paranoid, (log, lines))
+            stack.callback(daemon.members.close)
+            return daemon.run()
     except (ConfigError, PermissionDenied) as error:
         log.critical("configuration refused", error=str(error))
         return EXIT_CONFIG
-    except EndpointInUse as error:
+    except (EndpointInUse, arena.MemoryInUse) as error:
         log.critical("endpoint in use", error=str(error))
         return EXIT_IN_USE
+    except Unavailable as error:
+        log.critical("no store", error=str(error))
+        return EXIT_CONFIG
+    except RecoveryFailed as error:
+        log.critical("broken: this is a bug in radixkv; the next start is cold", error=str(error), exc_info=error)
+        return EXIT_BROKEN
     except arena.MemoryTooSmall as error:
         log.critical("not enough memory", error=error.message, **error.details)
         return EXIT_MEMORY
-
-
-def _start(stack: contextlib.ExitStack, config: Config, paranoid: bool, log: tuple[Any, Lines]) -> Daemon:
-    """Take the endpoint, then the memory, then open the doors; ``stack`` gives all of it back in reverse order."""
-    signals = stack.enter_context(signal_socket())
-    endpoint = resolve(config.server.endpoint)
-    prepare_directory(endpoint)
-    claim = Claim(endpoint)
-    stack.callback(claim.release)
-    _raise_open_files()
-    cache_id = os.urandom(16).hex()
-    sessions = config.limits.sessions
-    tables = sum(geometry_of(pool, cache_id, sessions).table_bytes for pool in config.pools)
-    arena.check_memory(tables + sum(pool.arena_bytes for pool in config.pools))
-    pools = {}
-    for pool in config.pools:
-        pools[pool.name] = PoolMemory.create(pool, cache_id, sessions)
-        stack.callback(pools[pool.name].close)
-    router = Router(endpoint, config.limits)
-    stack.callback(router.close)
-    epoll = stack.enter_context(select.epoll())
-    listener = Listener(endpoint)
-    stack.callback(listener.close)
-    daemon = Daemon(config, endpoint, _Parts(pools, router, listener, epoll, signals), paranoid, log)
-    stack.callback(daemon.members.close)
-    return daemon
-
-
-def _raise_open_files() -> None:
-    """Each worker takes a few descriptors; the usual soft limit of 1,024 is less than ``limits.sessions`` needs."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 _Outline = tuple[int, int, int, type, int]
 """Session, epoch, id, kind and bytes of a large request."""
 
 
-class _Parts(NamedTuple):
-    """What the daemon is put together from."""
-
-    pools: dict[str, PoolMemory]
-    router: Router
-    listener: Listener
-    epoll: select.epoll
-    signals: socket.socket
-
-
 class Daemon:
     """Joins the engine with its edges; ``run`` is the loop."""
 
-    def __init__(
-        self, config: Config, endpoint: Endpoint, parts: _Parts, paranoid: bool, log: tuple[Any, Lines]
-    ) -> None:
+    def __init__(self, config: Config, parts: Parts, paranoid: bool, log: tuple[Any, Lines]) -> None:
         self._config = config
-        self._endpoint = endpoint
-        self._pools, self._router, listener, self._epoll, self._signals = parts
+        self._parts = parts
+        self._endpoint, self._pools, self._store = parts.endpoint, parts.pools, parts.store
+        self._engine, self._router, self._signals, self._epoll = parts.engine, parts.router, parts.signals, parts.epoll
         self._tables = {name: pool.table for name, pool in self._pools.items()}
         self._paranoid = paranoid
         self._log, self._lines = log
-        self.boot_id = os.urandom(16).hex()
-        self.cache_id = next(iter(self._tables.values())).geometry.cache_id
-        self._engine = Engine(config, self.boot_id, self.cache_id)
-        self.members = Members(listener, self._epoll, self, config.limits.sessions)
+        self.boot_id, self.cache_id = self._engine.boot_id, self._engine.cache_id
+        self.members = Members(parts.listener, self._epoll, self, config.limits.sessions, self._store)
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
         self._recent: deque[tuple[float, Command | _Outline]] = deque(maxlen=_RECENT_COMMANDS)
         self._recounts = paranoid or sum(pool.pages for pool in config.pools) <= CHECK_PAGES_MAX
@@ -195,6 +155,7 @@ class Daemon:
         gc.freeze()
         gc.disable()
         try:
+            self.members.adopt(self._parts.stored, [session.id for session in self._engine.sessions.all()])
             self._announce()
             self._loop()
         except Exception as error:  # noqa: BLE001 (whatever it is, it is a bug, and nothing here may be trusted any more)
@@ -250,6 +211,8 @@ class Daemon:
             return
         deadline = self._engine.next_deadline()
         self._due = min(self._next_tick, self._drain_ends, math.inf if deadline is None else deadline)
+        if self._engine.window_open:
+            self._due = min(self._due, self._now + max(0.0, self._config.server.resume_timeout_s - self._running_s))
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -259,6 +222,9 @@ class Daemon:
             return
         route, request, size = incoming
         self._recent.append((self._now, request if size <= _RECENT_BYTES else _outline(request, size)))
+        if type(request.body) is Shutdown:
+            self._shut_down(route, request)
+            return
         outcome = self._carry_out(request)
         reply = outcome.reply
         if reply is None:
@@ -324,9 +290,14 @@ class Daemon:
 
     # -- members: what ipc.members.Host asks for ------------------------------------------------------------------
 
-    def open_session(self, name: str) -> Welcome | Failure:
-        token = os.urandom(16)
-        outcome = self._step(OpenSession(int.from_bytes(os.urandom(8), "little") >> 2 or 1, token, name[:64]))
+    def open_session(self, session: int, name: str) -> Welcome | Failure:
+        return self._welcome(OpenSession(session, os.urandom(16), name[:64]))
+
+    def rejoin_session(self, session: int, token: bytes) -> Welcome | Failure:
+        return self._welcome(RejoinSession(session, token))
+
+    def _welcome(self, command: OpenSession | RejoinSession) -> Welcome | Failure:
+        outcome = self._step(command)
         if isinstance(outcome.reply, Failure):
             return outcome.reply
         (record,) = (write for write in outcome.writes if isinstance(write, SessionRecord))
@@ -335,13 +306,14 @@ class Daemon:
             session=record.session,
             epoch=record.epoch,
             slot=record.slot,
-            token=token,
+            token=command.token,
             boot_id=self.boot_id,
             cache_id=self.cache_id,
             pools=list(self._pools),
             heartbeat_s=self._config.server.heartbeat_s,
             lease_s=self._config.server.lease_s,
             message_bytes=self._config.limits.message_bytes,
+            resumes=self._store is not None,
         )
 
     def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure:
@@ -370,9 +342,25 @@ class Daemon:
             self._log.warning("stopping without waiting", signal=number.name)
             self._stop = True
             return
+        self._drain(number.name)
+
+    def _drain(self, reason: str) -> None:
         self._drain_ends = self._now + self._config.server.drain_s
-        self._log.info("draining", signal=number.name, at_most_s=self._config.server.drain_s)
+        self._log.info("draining", reason=reason, at_most_s=self._config.server.drain_s)
         self._step(Drain())
+
+    def _shut_down(self, route: bytes, request: Request) -> None:
+        """Somebody asks for the end. With a store, the next daemon goes on with all there is."""
+        if self._now > request.deadline:
+            self._router.send(route, request.id, failure(Timeout("the request came after its deadline: not executed")))
+            return
+        self._router.send(route, request.id, Done())
+        if self._store is not None:
+            self._log.info("leaving everything to the next daemon")
+            self._parts.leave()
+            self._stop = True
+        elif self._drain_ends is math.inf:
+            self._drain("shutdown")
 
     def _is_drained(self) -> bool:
         snapshot = self._engine.snapshot()
@@ -389,6 +377,8 @@ class Daemon:
             "cache_id": self.cache_id,
             "pools": list(self._pools),
         }
+        if self._store is not None:
+            self._store.ready()
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(line), flush=True)
         self._log.info("ready", endpoint=self._endpoint.address, libzmq=zmq.zmq_version(), version=VERSION)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,7 +18,10 @@ from radixkv.config import Config
 @dataclass(frozen=True, slots=True)
 class StartFlags:
     paranoid: Annotated[bool, switch("check every invariant after every step; slow")] = False
-    cold: Annotated[bool, switch("begin with empty pools; no effect yet: every start is cold")] = False
+    cold: Annotated[bool, switch("begin with empty pools, whatever an earlier daemon left in the store")] = False
+    supervised: Annotated[
+        bool, switch("be the daemon's keeper: start it again when it dies, with all that it held")
+    ] = False
 
 
 def configuration(pools: PoolFlags, server: ServerFlags, limits: LimitFlags) -> Config:
@@ -25,6 +29,16 @@ def configuration(pools: PoolFlags, server: ServerFlags, limits: LimitFlags) -> 
     flags = {f"server.{name}": text for name, text in given(server).items()}
     flags |= {f"limits.{name}": text for name, text in given(limits).items()}
     return settings.load(flags, pools.pool, os.environ, config=pools.config)
+
+
+def command(pools: PoolFlags, server: ServerFlags, limits: LimitFlags, start: StartFlags) -> list[str]:
+    """The command line of a daemon with these flags, for its keeper. Its first start is cold anyway."""
+    flags = [f"{settings.flag_name(f'server.{name}')}={text}" for name, text in given(server).items()]
+    flags += [f"{settings.flag_name(f'limits.{name}')}={text}" for name, text in given(limits).items()]
+    flags += [f"--pool={text}" for text in pools.pool]
+    flags += [f"--config={pools.config.absolute()}"] if pools.config else []
+    flags += ["--paranoid"] if start.paranoid else []
+    return [sys.executable, "-m", "radixkv", "serve", *flags]
 
 
 def serve(
@@ -40,9 +54,14 @@ def serve(
     the environment (RADIXKV_SERVER__LEASE_S), the file of --config, /etc/radixkv.toml, in this order.
 
     Ends with 0 when drained, 2 for a wrong configuration, 3 when the endpoint is in use, 4 when the memory cannot be
-    had, 70 for a broken invariant.
+    had, 70 for a broken invariant. With --supervised it is started again instead, unless that cannot help (2, 3, 4).
     """
     config = configuration(pools, server, limits)
+    if start.supervised:
+        from radixkv.ipc.endpoint import resolve
+        from radixkv.keeper import keep
+
+        return keep(resolve(config.server.endpoint), command(pools, server, limits, start))
     from radixkv.daemon import serve as run
 
     return run(config, paranoid=start.paranoid, cold=start.cold)

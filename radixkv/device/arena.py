@@ -36,6 +36,12 @@ class MemoryTooSmall(RadixKVError):
     available_bytes: int
 
 
+class MemoryInUse(RadixKVError):
+    """Another daemon writes to the memory that this one found. Ends ``serve`` with exit 3, never crosses the wire."""
+
+    code: ClassVar[str] = "memory_in_use"
+
+
 def create(name: str, size: int) -> int:
     """A sealed memfd of ``size`` bytes, all of them reserved; ``name`` is only a label in /proc.
 
@@ -95,6 +101,25 @@ def reopen_readonly(fd: int) -> int:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+
+
+def lock(fd: int) -> int:
+    """Make this process the only one that writes to this memory: a descriptor that holds the lock until it is closed.
+
+    It is the process's own, opened anew: a lock on a descriptor that others have as well would outlive us in their
+    hands, and one of POSIX's would be gone as soon as any descriptor of the memory is closed here.
+    Errors: MemoryInUse.
+    """
+    try:
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:  # no /proc: then the keeper, which reaps a daemon before it starts the next, has to do
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+    try:
+        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(own)
+        raise MemoryInUse("another daemon still serves from this memory") from None
+    return own
 
 
 def _too_small(needed: int, available: int) -> MemoryTooSmall:

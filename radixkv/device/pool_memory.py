@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import asdict, dataclass
 
 from radixkv.commands import PoolMap
 from radixkv.config import Layout, PoolConfig
 from radixkv.device import arena
-from radixkv.device.descriptors import Geometry
+from radixkv.device.descriptors import Geometry, TableReader
 from radixkv.device.writer import TableWriter
 
 
@@ -42,6 +43,29 @@ class PoolMemory:
         except BaseException:
             os.close(arena_fd)
             raise
+        return cls._of(pool, arena_fd, table)
+
+    @classmethod
+    def reopen(cls, pool: PoolConfig, arena_fd: int, table_fd: int) -> PoolMemory:
+        """What an earlier daemon left behind, in the sizes of ``pool``. Takes the descriptors over.
+
+        Errors: VersionMismatch.
+        """
+        with closing(TableReader(os.dup(table_fd))) as reader:
+            geometry = reader.geometry
+        return cls._of(pool, arena_fd, TableWriter(geometry, table_fd))
+
+    def read(self) -> TableReader:
+        """The table, to read all of it; to be closed."""
+        return TableReader(os.dup(self.table_fd))
+
+    @property
+    def tainted(self) -> bool:
+        with closing(self.read()) as table:
+            return table.tainted
+
+    @classmethod
+    def _of(cls, pool: PoolConfig, arena_fd: int, table: TableWriter) -> PoolMemory:
         description = PoolMap(
             name=pool.name,
             pages=pool.pages,

@@ -70,17 +70,18 @@ _PUBLISHED = {state: (PRIVATE * MIX_STATE ^ state * MIX_STATE) & WORD_MASK for s
 
 
 class TableWriter:
-    """One pool's descriptor table, created empty: every page FREE, generation 0.
+    """One pool's descriptor table. ``fd`` stays open for handing out, until ``close``."""
 
-    ``fd`` stays open for handing out, until ``close``. Errors: MemoryTooSmall.
-    """
-
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, fd: int = -1) -> None:
+        """Create it empty: every page FREE, generation 0; or go on with the one behind ``fd``, which is taken over and
+        must have this geometry. Errors: MemoryTooSmall.
+        """
         self.geometry = geometry
-        self.fd = arena.create("table", geometry.table_bytes)
+        self.fd = arena.create("table", geometry.table_bytes) if fd < 0 else fd
         self._memory = mmap.mmap(self.fd, geometry.table_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        header = geometry.pack()
-        self._memory[: len(header)] = header
+        if fd < 0:
+            header = geometry.pack()
+            self._memory[: len(header)] = header
         self._records_at = geometry.records_at
         self._record_bytes = geometry.record_bytes
         self._token_bytes = geometry.page_size * TOKEN_BYTES

@@ -8,12 +8,12 @@ blocks and takes no descriptors from peers; the worker's side waits up to its ti
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import select
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from radixkv.commands import PROTOCOL_VERSION, AttachReply, Failure, Hello, MapPool, PoolMap, Welcome
@@ -28,7 +28,6 @@ NOBODY_THERE = (FileNotFoundError, ConnectionRefusedError)
 """Causes of an Unavailable that mean: no daemon runs at the endpoint, rather than: one runs and does not answer."""
 
 _FDS_MAX = 2
-_BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERPIDFD = 77
 
@@ -76,9 +75,7 @@ class Peer:
 
     def is_alive(self) -> bool:
         """Whether the process behind the connection still runs."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return not poll.poll(0)
+        return _is_alive(self.pidfd)
 
     def close_connection(self) -> None:
         self._socket.close()
@@ -90,6 +87,44 @@ class Peer:
             self.pidfd = -1
 
 
+class Ghost:
+    """A peer of an earlier daemon's time, of which only the pidfd is left."""
+
+    def __init__(self, pidfd: int) -> None:
+        self.pidfd = pidfd
+
+    def fileno(self) -> int:
+        return -1
+
+    def is_alive(self) -> bool:
+        return _is_alive(self.pidfd)
+
+    def close_connection(self) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def _is_alive(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return not poll.poll(0)
+
+
+def same_process(pidfd: int, other: int) -> bool:
+    """Whether two pidfds mean the same living process."""
+    return _is_alive(pidfd) and _process(pidfd) == _process(other)
+
+
+def _process(pidfd: int) -> tuple[int, str]:
+    """Where pidfds have inode numbers of their own (Linux 6.9) the first tells processes apart, else the second."""
+    lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+    return os.fstat(pidfd).st_ino, next(line for line in lines if line.startswith("Pid:"))
+
+
 def _pidfd_of(connection: socket.socket, pid: int) -> int:
     """A pidfd of the peer, from the socket where the kernel can (6.5), else by its process id. Raises OSError."""
     try:
@@ -99,19 +134,10 @@ def _pidfd_of(connection: socket.socket, pid: int) -> int:
 
 
 class Listener:
-    """The listening attach socket, mode 0600. The endpoint must have been claimed before."""
+    """The listening attach socket (``open_socket``); it is closed with this."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._path = endpoint.attach_path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self._socket.setblocking(False)
-            with private_files():
-                self._socket.bind(os.fsencode(self._path))
-            self._socket.listen(_BACKLOG)
-        except BaseException:
-            self._socket.close()
-            raise
+    def __init__(self, door: socket.socket) -> None:
+        self._socket = door
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -138,17 +164,6 @@ class Listener:
 
     def close(self) -> None:
         self._socket.close()
-        self._path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def private_files() -> Iterator[None]:
-    """Sockets bound inside are for their owner alone, whatever the umask was."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 # -- the worker's side --------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
 
     {dir}/radixkv.sock           ZeroMQ ROUTER
     {dir}/radixkv.sock.attach    attach socket
-    {dir}/radixkv.sock.lock      locked by the daemon as long as it lives, whatever its end
+    {dir}/radixkv.sock.lock      locked by the daemon, or its keeper, as long as it lives, whatever its end
+    {dir}/radixkv.sock.notify    where a keeper hears from its daemon
 
 ``dir``: $XDG_RUNTIME_DIR/radixkv, else /run/radixkv for root, else /tmp/radixkv-UID; $RADIXKV_ENDPOINT names another
 socket.
@@ -12,12 +13,13 @@ socket.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -27,6 +29,8 @@ from radixkv.errors import ConfigError, PermissionDenied, RadixKVError
 SOCKET_NAME = "radixkv.sock"
 SOCKET_PATH_MAX = 107
 """Bytes a unix socket's path can have on Linux."""
+BACKLOG = 256
+"""Connections that may wait to be taken, also while no daemon runs and a keeper holds the socket."""
 
 _DIRECTORY_MODE = 0o700
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -55,6 +59,10 @@ class Endpoint:
     @property
     def lock_path(self) -> Path:
         return self.path.with_name(self.path.name + ".lock")
+
+    @property
+    def notify_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".notify")
 
     @property
     def directory(self) -> Path:
@@ -130,7 +138,7 @@ def prepare_directory(endpoint: Endpoint) -> None:
 
 
 class Claim:
-    """The right to serve at an endpoint, held until ``release`` or the end of the process.
+    """The right to serve at an endpoint, held until ``release`` or the end of the process, and the files there.
 
     A socket file left behind by a killed daemon is removed; one at which somebody listens is not.
     Errors: EndpointInUse, PermissionDenied, ConfigError.
@@ -138,20 +146,70 @@ class Claim:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._fd = _lock(endpoint)
+        self.fd = _lock(endpoint)
         try:
-            for path in (endpoint.path, endpoint.attach_path):
+            for path in self._sockets():
                 _remove_stale(path)
         except BaseException:
-            self.release()
+            self._let_go()
             raise
 
+    @classmethod
+    def inherit(cls, endpoint: Endpoint, fd: int) -> Claim:
+        """The claim of an earlier process, whose lock this descriptor still holds."""
+        claim = cls.__new__(cls)
+        claim.endpoint, claim.fd = endpoint, fd
+        return claim
+
+    def leave(self) -> None:
+        """Somebody else holds the lock as well and goes on: the files stay."""
+        os.close(self.fd)
+        self.fd = -1
+
     def release(self) -> None:
-        """The lock file goes while the lock is held: whoever opened it meanwhile sees that it is another one."""
-        if self._fd >= 0:
-            self.endpoint.lock_path.unlink(missing_ok=True)
-            os.close(self._fd)
-            self._fd = -1
+        """Remove the files. The lock file goes last, and while the lock is held: whoever opened it meanwhile sees that
+        it is another one."""
+        if self.fd >= 0:
+            for path in self._sockets():
+                path.unlink(missing_ok=True)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self.endpoint.lock_path.unlink(missing_ok=True)
+        os.close(self.fd)
+        self.fd = -1
+
+    def _sockets(self) -> tuple[Path, ...]:
+        return (self.endpoint.path, self.endpoint.attach_path, self.endpoint.notify_path)
+
+
+def open_socket(path: Path, kind: socket.SocketKind) -> socket.socket:
+    """A unix socket at a path, mode 0600, that listens if its kind can. The endpoint must have been claimed before.
+
+    Errors: PermissionDenied where nothing can be made, EndpointInUse where something is.
+    """
+    made = socket.socket(socket.AF_UNIX, kind)
+    try:
+        made.setblocking(False)
+        with private_files():
+            made.bind(os.fsencode(path))
+        if kind is not socket.SOCK_DGRAM:
+            made.listen(BACKLOG)
+    except OSError as error:
+        made.close()
+        refusal = EndpointInUse if error.errno == errno.EADDRINUSE else PermissionDenied
+        raise refusal(f"{path} cannot be bound: {error.strerror}") from error
+    return made
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Sockets bound inside are for their owner alone, whatever the umask was."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _lock(endpoint: Endpoint) -> int:

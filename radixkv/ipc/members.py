@@ -3,19 +3,27 @@
 ::
 
     accepted ──hello──> open ──┬─ connection ends ──> EndSession(mapped = process lives) ──┐
-        │                      ├─ process ends ─────> EndSession(mapped = not both) ───────┤ the other one ends too
+        │                      ├─ process ends ─────> EndSession(mapped = not all) ────────┤ the others end too
         │ nothing for 10 s     ├─ bye ──────────────> the core ended it, nothing mapped    ├──> MappingGone, forgotten
         v                      └─ revoked by core ──> still mapped ────────────────────────┘
-      closed
+      closed                    ^
+    from the store ──> ghost ───┴─ rejoin; or its process, or its lifeline, ends: EndSession
 
 A connection's end alone does not prove that nobody writes any more (a forked child may hold the mapping's process
 open), nor does a process's end alone (a child may have inherited the connection): both must have been seen before
 quarantined pages may be used again. A session that left no such pages is forgotten with its connection.
+
+With a store (``fdstore.py``) each member also gets a *lifeline*, the write end of a pipe, which it keeps as it keeps
+the connection. Connections end with the daemon; pidfd and read end are in the store, and the next daemon finds out by
+them what it could not see: such a member is a *ghost* until its worker is back.
 """
 
 from __future__ import annotations
 
+import os
 import select
+import stat
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from radixkv.commands import (
@@ -23,15 +31,17 @@ from radixkv.commands import (
     EndSession,
     Failure,
     Hello,
+    Join,
     MappingGone,
-    MapPool,
     PoolMap,
+    Rejoin,
     Welcome,
     failure,
 )
 from radixkv.errors import BadRequest, LimitExceeded, RadixKVError, SessionLost, VersionMismatch
 from radixkv.ipc import wire
-from radixkv.ipc.attach import Listener, Peer
+from radixkv.ipc.attach import Ghost, Listener, Peer, same_process
+from radixkv.ipc.fdstore import Store, Stored
 
 HELLO_WITHIN_S = 10.0
 """A connection that has not said hello by then is closed."""
@@ -44,7 +54,9 @@ _STRANGERS_MAX = 64
 class Host(Protocol):
     """What the daemon does for its members."""
 
-    def open_session(self, name: str) -> Welcome | Failure: ...
+    def open_session(self, session: int, name: str) -> Welcome | Failure: ...
+
+    def rejoin_session(self, session: int, token: bytes) -> Welcome | Failure: ...
 
     def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure: ...
 
@@ -52,51 +64,117 @@ class Host(Protocol):
         """True: pages of the session are out of use until nothing of it maps the arena any longer."""
 
 
-class _Member:
-    """One connection. ``over``: the core knows that the session has ended; ``mapped``: and that it may still write."""
+class _Session:
+    """``over``: the core knows that it has ended; ``mapped``: and that it may still write."""
 
-    __slots__ = ("closed", "dead", "mapped", "over", "peer", "session", "since")
+    __slots__ = ("id", "mapped", "members", "over")
 
-    def __init__(self, peer: Peer, since: float) -> None:
-        self.peer = peer
-        self.since = since
-        self.session = 0
+    def __init__(self, identity: int) -> None:
+        self.id = identity
+        self.members: dict[int, _Member] = {}
+        """By rank."""
         self.over = False
         self.mapped = False
-        self.closed = False
+
+    @property
+    def gone(self) -> bool:
+        return all(member.gone for member in self.members.values())
+
+    @property
+    def closed(self) -> bool:
+        return all(member.closed for member in self.members.values())
+
+
+class _Member:
+    """One process of a session, or a connection that has not said hello (``session`` None).
+
+    ``lifeline``: the read end, -1 when it has ended or there is none.
+    """
+
+    __slots__ = ("closed", "dead", "lifeline", "peer", "rank", "session", "since")
+
+    def __init__(self, peer: Peer | Ghost, since: float) -> None:
+        self.peer = peer
+        self.since = since
+        self.session: _Session | None = None
+        self.rank = 0
+        self.lifeline = -1
+        self.closed = isinstance(peer, Ghost)
         self.dead = False
+
+    @property
+    def gone(self) -> bool:
+        return self.closed and self.dead and self.lifeline < 0
+
+
+def stored_name(session: int, rank: int) -> str:
+    return f"member-{session:x}-{rank}"
+
+
+def stored_members(stored: Stored) -> dict[tuple[int, int], str]:
+    """The members that a store holds: their names by session and rank."""
+    found = {}
+    for name in stored:
+        kind, *place = name.split("-")
+        if kind == "member" and len(place) == 2:
+            found[int(place[0], 16), int(place[1])] = name
+    return found
 
 
 class Members:
     """All attach connections, watched by one epoll object together with whatever else the daemon registers there."""
 
-    def __init__(self, listener: Listener, epoll: select.epoll, host: Host, limit: int) -> None:
+    def __init__(self, listener: Listener, epoll: select.epoll, host: Host, limit: int, store: Store | None) -> None:
         self._listener = listener
         self._epoll = epoll
         self._host = host
         self._limit = limit
+        self._store = store
         self._by_fd: dict[int, _Member] = {}
-        """Open descriptors, connections and pidfds, and whose they are."""
-        self._by_session: dict[int, _Member] = {}
+        """Open descriptors (connections, pidfds, lifelines) and whose they are."""
+        self._sessions: dict[int, _Session] = {}
         self._strangers: dict[_Member, None] = {}
         self._listening = True
         epoll.register(listener.fileno(), select.EPOLLIN)
 
     def __len__(self) -> int:
-        """Sessions whose process or connection is not known to be gone."""
-        return len(self._by_session)
+        """Sessions whose processes or connections are not known to be gone."""
+        return len(self._sessions)
+
+    def adopt(self, stored: Stored, known: Collection[int]) -> None:
+        """Watch what the store has of an earlier daemon's members. ``known``: sessions that the core waits for.
+
+        One that nobody could watch is over, and its pages stay out of use: nothing will tell when it is gone.
+        """
+        for (identity, rank), name in stored_members(stored).items():
+            fds = {stat.S_ISFIFO(os.fstat(fd).st_mode): fd for fd in stored[name]}
+            if False not in fds:
+                continue
+            ghost = _Member(Ghost(fds[False]), 0.0)
+            ghost.lifeline = fds.get(True, -1)
+            self._seat(ghost, self._sessions.setdefault(identity, _Session(identity)), rank)
+            self._watch(ghost, ghost.peer.pidfd, select.EPOLLIN)
+            if ghost.lifeline >= 0:
+                self._watch(ghost, ghost.lifeline, 0)
+        for identity in known:
+            if identity not in self._sessions:
+                self._host.report(EndSession(identity, True, "the store has nothing to watch it by"))
 
     def handle(self, fd: int, now: float) -> bool:
-        """React to a readable descriptor. False: it is none of ours."""
+        """React to a descriptor that something happened to. False: it is none of ours."""
         if self._listening and fd == self._listener.fileno():
             self._accept(now)
             return True
         member = self._by_fd.get(fd)
         if member is None:
             return False
+        # An event may have been meant for an earlier owner of this number: look before believing it.
         if fd == member.peer.pidfd:
-            if not member.peer.is_alive():  # the event may have been meant for an earlier owner of this number
+            if not member.peer.is_alive():
                 self._died(member)
+        elif fd == member.lifeline:
+            if _has_ended(fd):
+                self._lifeline_ended(member)
         else:
             self._read(member)
         return True
@@ -109,16 +187,19 @@ class Members:
             self._listening = True
             self._epoll.register(self._listener.fileno(), select.EPOLLIN)
 
-    def ended(self, session: int, mapped: bool) -> None:
+    def ended(self, identity: int, mapped: bool) -> None:
         """The core ended this session: by bye (not mapped) or by its own judgement (mapped)."""
-        member = self._by_session.get(session)
-        if member is not None and not member.over:
-            member.over = True
-            member.mapped = mapped
+        session = self._sessions.get(identity)
+        if session is not None and not session.over:
+            session.over = True
+            session.mapped = mapped
 
     def close(self) -> None:
+        """Close everything; what the store has stays there."""
         for member in {*self._by_fd.values()}:
             member.peer.close()
+            if member.lifeline >= 0:
+                os.close(member.lifeline)
         self._by_fd.clear()
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -138,52 +219,86 @@ class Members:
             member = _Member(peer, now)
             self._strangers[member] = None
             for fd in (peer.fileno(), peer.pidfd):
-                self._by_fd[fd] = member
-                self._epoll.register(fd, select.EPOLLIN)
+                self._watch(member, fd, select.EPOLLIN)
 
     def _read(self, member: _Member) -> None:
+        peer = member.peer
+        assert isinstance(peer, Peer)
+        given: Sequence[int] = ()
         try:
-            packet = member.peer.receive()
+            packet = peer.receive()
             if packet is None:
                 return
             if not packet:
                 self._disconnected(member)
                 return
-            answer, fds = self._answer(member, packet)
+            answer, fds, given = self._answer(member, packet)
         except RadixKVError as error:
             answer, fds = failure(error), ()
-        if not member.peer.send(answer, fds):
+        sent = peer.send(answer, fds)
+        for fd in given:
+            os.close(fd)
+        if not sent:
             self._disconnected(member)
 
-    def _answer(self, member: _Member, packet: bytes) -> tuple[Welcome | PoolMap | Failure, tuple[int, ...]]:
+    def _answer(self, member: _Member, packet: bytes) -> _Answer:
+        """The answer, the descriptors that go with it, and those of them that are not ours any more."""
         request = wire.decode_attach_request(packet)
-        if isinstance(request, Hello):
-            return self._hello(member, request), ()
-        if not member.session:
+        match request:
+            case Hello():
+                return self._hello(member, request)
+            case Rejoin():
+                return self._rejoin(member, request), (), ()
+            case Join():
+                raise BadRequest("sessions of several processes are not supported yet")
+        if member.session is None:
             raise BadRequest("say hello first")
-        if member.over:
+        if member.session.over:
             raise SessionLost("this session is over")
-        assert isinstance(request, MapPool)
         answer = self._host.map_pool(request.pool)
-        return (answer, ()) if isinstance(answer, Failure) else answer
+        return (answer, (), ()) if isinstance(answer, Failure) else (*answer, ())
 
-    def _hello(self, member: _Member, hello: Hello) -> Welcome | Failure:
-        if member.session:
-            raise BadRequest("this connection has a session already")
-        if hello.version != PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"this daemon speaks version {PROTOCOL_VERSION}, not {hello.version}",
-                daemon=PROTOCOL_VERSION,
-                client=hello.version,
-            )
-        if len(self._by_session) >= 2 * self._limit:
+    def _hello(self, member: _Member, hello: Hello) -> _Answer:
+        self._check_new(member, hello.version)
+        if len(self._sessions) >= 2 * self._limit:
             raise LimitExceeded("too many processes of ended sessions still live", limit=2 * self._limit)
-        answer = self._host.open_session(hello.name)
+        identity = int.from_bytes(os.urandom(8), "little") >> 2 or 1
+        theirs = self._keep(member, identity, 0)
+        answer = self._host.open_session(identity, hello.name)
         if isinstance(answer, Welcome):
-            member.session = answer.session
-            self._by_session[member.session] = member
             del self._strangers[member]
+            self._seat(member, self._sessions.setdefault(identity, _Session(identity)), 0)
+        else:
+            self._unkeep(member, identity, 0)
+        return answer, theirs, theirs
+
+    def _rejoin(self, member: _Member, rejoin: Rejoin) -> Welcome | Failure:
+        """The process behind a ghost is back. Nothing is new to the store: its pidfd and lifeline go on."""
+        self._check_new(member, rejoin.version)
+        session = self._sessions.get(rejoin.session)
+        ghost = session.members.get(rejoin.rank) if session is not None and not session.over else None
+        if session is None or ghost is None or not isinstance(ghost.peer, Ghost):
+            raise SessionLost("there is no session to go on with")
+        if not same_process(ghost.peer.pidfd, member.peer.pidfd):
+            raise SessionLost("the session belongs to another process")
+        answer = self._host.rejoin_session(session.id, rejoin.token)
+        if isinstance(answer, Welcome):
+            del self._strangers[member]
+            self._unwatch(ghost.peer.pidfd)
+            ghost.peer.close()
+            member.lifeline = ghost.lifeline
+            if member.lifeline >= 0:
+                self._by_fd[member.lifeline] = member
+            self._seat(member, session, rejoin.rank)
         return answer
+
+    def _check_new(self, member: _Member, version: int) -> None:
+        if member.session is not None:
+            raise BadRequest("this connection has a session already")
+        if version != PROTOCOL_VERSION:
+            raise VersionMismatch(
+                f"this daemon speaks version {PROTOCOL_VERSION}, not {version}", daemon=PROTOCOL_VERSION, client=version
+            )
 
     def _disconnected(self, member: _Member) -> None:
         if member.closed:
@@ -199,31 +314,96 @@ class Members:
     def _died(self, member: _Member) -> None:
         self._unwatch(member.peer.pidfd)
         member.dead = True
+        if member.lifeline >= 0 and _has_ended(member.lifeline):
+            self._close_lifeline(member)
         self._progress(member, "its process ended")
 
+    def _lifeline_ended(self, member: _Member) -> None:
+        """For a ghost this is what the end of its connection would be."""
+        self._close_lifeline(member)
+        if isinstance(member.peer, Ghost) or (member.session is not None and member.session.over):
+            self._progress(member, "its lifeline ended")
+
     def _progress(self, member: _Member, reason: str) -> None:
-        """Tell the core what is new; forget the member when nothing more can come."""
-        if not member.session:
+        """Tell the core what is new; forget the session when nothing more can come."""
+        session = member.session
+        if session is None:
             self._forget(member)
             return
-        gone = member.closed and member.dead
-        if not member.over:
-            member.over = True
-            member.mapped = self._host.report(EndSession(member.session, not gone, reason))
-        if gone and member.mapped:
-            self._host.report(MappingGone(member.session))
-        if gone or (not member.mapped and member.closed):
-            self._forget(member)
+        if not session.over:
+            session.over = True
+            session.mapped = self._host.report(EndSession(session.id, not session.gone, reason))
+        if session.gone and session.mapped:
+            self._host.report(MappingGone(session.id))
+        if session.gone or (not session.mapped and session.closed):
+            del self._sessions[session.id]
+            for each in session.members.values():
+                self._forget(each)
+
+    # -- descriptors ----------------------------------------------------------------------------------------------
+
+    def _seat(self, member: _Member, session: _Session, rank: int) -> None:
+        member.session = session
+        member.rank = rank
+        session.members[rank] = member
+
+    def _keep(self, member: _Member, session: int, rank: int) -> tuple[int, ...]:
+        """Have a member's pidfd and a new lifeline kept by the store, if there is one: the end that is the worker's.
+
+        Errors: Unavailable, LimitExceeded.
+        """
+        if self._store is None:
+            return ()
+        try:
+            ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise LimitExceeded(f"no pipe for another session: {error.strerror}") from error
+        try:
+            self._store.keep(stored_name(session, rank), member.peer.pidfd, ours)
+        except RadixKVError:
+            os.close(ours)
+            os.close(theirs)
+            raise
+        member.lifeline = ours
+        self._watch(member, ours, 0)
+        return (theirs,)
+
+    def _unkeep(self, member: _Member, session: int, rank: int) -> None:
+        if self._store is not None:
+            self._store.drop(stored_name(session, rank))
+        if member.lifeline >= 0:
+            self._close_lifeline(member)
 
     def _forget(self, member: _Member) -> None:
         self._strangers.pop(member, None)
-        self._by_session.pop(member.session, None)
         if not member.closed:
             self._unwatch(member.peer.fileno())
         if not member.dead:
             self._unwatch(member.peer.pidfd)
+        if member.session is not None:
+            self._unkeep(member, member.session.id, member.rank)
         member.peer.close()
+
+    def _close_lifeline(self, member: _Member) -> None:
+        self._unwatch(member.lifeline)
+        os.close(member.lifeline)
+        member.lifeline = -1
+
+    def _watch(self, member: _Member, fd: int, events: int) -> None:
+        """``events`` 0: only its end. The store has the same pipe open, so that epoll is told before we close ours."""
+        self._by_fd[fd] = member
+        self._epoll.register(fd, events)
 
     def _unwatch(self, fd: int) -> None:
         if self._by_fd.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+
+
+_Answer = tuple[Welcome | PoolMap | Failure, Sequence[int], Sequence[int]]
+
+
+def _has_ended(lifeline: int) -> bool:
+    """Nobody has the other end open any more."""
+    poll = select.poll()
+    poll.register(lifeline, 0)
+    return bool(poll.poll(0))

@@ -6,7 +6,7 @@ window, where a repeat of the request finds them. Frame ids are used for the way
 
 from __future__ import annotations
 
-import contextlib
+import socket
 
 import zmq
 
@@ -14,8 +14,7 @@ from radixkv.commands import Failure, Granted, Reply, Request
 from radixkv.config import Limits
 from radixkv.errors import BadRequest, RadixKVError
 from radixkv.ipc import wire
-from radixkv.ipc.attach import private_files
-from radixkv.ipc.endpoint import Endpoint, EndpointInUse
+from radixkv.ipc.endpoint import Endpoint
 
 SEND_QUEUE = 256
 RECEIVE_QUEUE = 32
@@ -27,17 +26,18 @@ _WITH_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 _HANDSHAKE_MS = 3_000
 _LINGER_MS = 200
-_BACKLOG = 256
 
 Incoming = tuple[bytes, Request, int]
 """The way back, the request, the bytes of its frame."""
 
 
 class Router:
-    """Bound ROUTER socket. One thread uses it. Errors: EndpointInUse."""
+    """The ROUTER on a listening unix socket (``open_socket``), which is closed with it. One thread uses it.
 
-    def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
-        self._endpoint = endpoint
+    libzmq is given a socket instead of a path, so that a socket somebody else keeps can go on after our end.
+    """
+
+    def __init__(self, endpoint: Endpoint, limits: Limits, door: socket.socket) -> None:
         self._limits = limits
         self._routes: dict[tuple[int, int], bytes] = {}
         """Where the latest sender of a queued request is, by session and request id; oldest first."""
@@ -55,15 +55,10 @@ class Router:
             (zmq.RCVHWM, RECEIVE_QUEUE),
             (zmq.MAXMSGSIZE, 2 * limits.message_bytes),
             (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
-            (zmq.BACKLOG, _BACKLOG),
+            (zmq.USE_FD, door.detach()),
         ):
             self.socket.setsockopt(option, value)
-        try:
-            with private_files():
-                self.socket.bind(endpoint.address)
-        except zmq.ZMQError as error:
-            self.close()
-            raise EndpointInUse(f"{endpoint.address} cannot be bound: {error.strerror}") from error
+        self.socket.bind(endpoint.address)
 
     def receive(self) -> Incoming | None:
         """The next request; None if nothing is there, or what was there could not be read and was answered."""
@@ -133,8 +128,6 @@ class Router:
             del self._routes[key]
 
     def close(self) -> None:
-        """Give the last replies a moment to leave; remove the socket file."""
+        """Give the last replies a moment to leave."""
         self.socket.close()
         self._context.term()
-        with contextlib.suppress(FileNotFoundError):
-            self._endpoint.path.unlink()

@@ -17,7 +17,7 @@ from radixkv.commands import Failure, Hello, MapPool, PoolMap, Welcome
 from radixkv.errors import BadRequest, OutOfPages, PermissionDenied, Unavailable, VersionMismatch
 from radixkv.ipc import attach, wire
 from radixkv.ipc.attach import Attachment, Listener
-from radixkv.ipc.endpoint import Endpoint
+from radixkv.ipc.endpoint import Endpoint, open_socket
 
 WELCOME = Welcome(1, 2**62 - 1, 1, 3, b"t" * 16, "boot", "cache", ["default"], 5.0, 60.0)
 POOL = PoolMap("default", 8, 4096, 4096, {"layers": 1}, {"order": ["page"]})
@@ -30,7 +30,7 @@ def endpoint(tmp_path: Path) -> Endpoint:
 
 @pytest.fixture
 def listener(endpoint: Endpoint):
-    listener = Listener(endpoint)
+    listener = Listener(open_socket(endpoint.attach_path, socket.SOCK_SEQPACKET))
     yield listener
     listener.close()
 
@@ -186,7 +186,7 @@ def test_another_user_is_answered_and_closed() -> None:
     """Even where the files would let him in."""
     with tempfile.TemporaryDirectory() as folder:
         endpoint = Endpoint(Path(folder, "r.sock"))
-        listener = Listener(endpoint)
+        listener = Listener(open_socket(endpoint.attach_path, socket.SOCK_SEQPACKET))
         endpoint.directory.chmod(0o711)
         endpoint.attach_path.chmod(0o666)
         _let_another_user_try(endpoint, listener)

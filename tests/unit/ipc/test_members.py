@@ -20,7 +20,7 @@ from radixkv.errors import SessionLost, Unavailable
 from radixkv.ipc import members as membership
 from radixkv.ipc import wire
 from radixkv.ipc.attach import Attachment, Listener
-from radixkv.ipc.endpoint import Endpoint
+from radixkv.ipc.endpoint import Endpoint, open_socket
 from radixkv.ipc.members import Members
 
 POOL = PoolMap("default", 8, 4096, 4096, {}, {})
@@ -52,15 +52,17 @@ class Log:
     def __init__(self) -> None:
         self.reports: list[EndSession | MappingGone] = []
         self.opened: list[str] = []
+        self.session = 0
         self.refusal: Failure | None = None
         self.quarantines = True
         """Whether sessions leave pages that their processes could still write to."""
 
-    def open_session(self, name: str) -> Welcome | Failure:
+    def open_session(self, session: int, name: str) -> Welcome | Failure:
         if self.refusal:
             return self.refusal
         self.opened.append(name)
-        return Welcome(1, len(self.opened), 1, 0, b"t" * 16, "b", "c", ["default"], 5.0, 60.0)
+        self.session = session
+        return Welcome(1, session, 1, 0, b"t" * 16, "b", "c", ["default"], 5.0, 60.0)
 
     def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure:
         return (POOL, (0, 1)) if name == "default" else Failure("bad_request", f"no pool {name}")
@@ -76,9 +78,9 @@ class Door:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.log = Log()
-        self.listener = Listener(endpoint)
+        self.listener = Listener(open_socket(endpoint.attach_path, socket.SOCK_SEQPACKET))
         self.epoll = select.epoll()
-        self.members = Members(self.listener, self.epoll, self.log, LIMIT)
+        self.members = Members(self.listener, self.epoll, self.log, LIMIT, None)
 
     def serve(self, wait_s: float = 5.0, now: float = 0.0) -> None:
         """One round: wait for something to happen and react."""
@@ -196,7 +198,7 @@ def test_a_child_that_inherited_the_connection_holds_the_mapping_open(door: Door
 
 def test_bye_says_that_nothing_is_mapped_any_more(door: Door) -> None:
     process = worker(door)
-    door.members.ended(1, mapped=False)
+    door.members.ended(door.log.session, mapped=False)
     assert process.stdin is not None
     process.stdin.write(b"c")
     process.stdin.flush()
@@ -209,7 +211,7 @@ def test_bye_says_that_nothing_is_mapped_any_more(door: Door) -> None:
 
 def test_a_revoked_session_may_still_write_until_both_ends_were_seen(door: Door) -> None:
     process = worker(door)
-    door.members.ended(1, mapped=True)
+    door.members.ended(door.log.session, mapped=True)
     finish(process)
     assert kinds(until(door, 1)) == [("MappingGone", None)]
     door.settle()
@@ -231,7 +233,7 @@ def test_what_a_connection_may_ask(door: Door, raw: socket.socket) -> None:
     nowhere = door.ask(raw, MapPool("nowhere"))
     assert isinstance(nowhere, Failure) and nowhere.code == "bad_request"
     assert door.ask(raw, MapPool("default")) == POOL
-    door.members.ended(1, mapped=True)
+    door.members.ended(door.log.session, mapped=True)
     over = door.ask(raw, MapPool("default"))
     assert isinstance(over, Failure) and over.code == SessionLost.code
     assert door.log.opened == ["w"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from radixkv.commands import Done, Failure, Granted, Reply, Request, Stats
 from radixkv.config import Limits
 from radixkv.ipc import router as routing
 from radixkv.ipc import wire
-from radixkv.ipc.endpoint import Endpoint, EndpointInUse
+from radixkv.ipc.endpoint import Endpoint, open_socket
 from radixkv.ipc.router import Incoming, Router
 
 LIMITS = Limits(message_bytes=4096, queued=3)
@@ -26,10 +27,10 @@ def endpoint(tmp_path: Path) -> Endpoint:
 
 @pytest.fixture
 def router(endpoint: Endpoint):
-    router = Router(endpoint, LIMITS)
+    router = Router(endpoint, LIMITS, open_socket(endpoint.path, socket.SOCK_STREAM))
     yield router
     router.close()
-    assert not endpoint.path.exists()
+    assert endpoint.path.exists(), "whoever made the file removes it"
 
 
 @pytest.fixture
@@ -185,6 +186,15 @@ def test_ways_back_are_bounded_and_forgotten_with_their_session(router: Router, 
     assert [answer(dealer)[0] for _ in range(2)] == [2, 4]
 
 
-def test_an_address_that_cannot_be_bound(tmp_path: Path) -> None:
-    with pytest.raises(EndpointInUse):
-        Router(Endpoint(tmp_path / "missing" / "r.sock"), LIMITS)
+def test_a_socket_that_somebody_keeps_outlives_the_router(endpoint: Endpoint, context: zmq.Context) -> None:
+    """Who connects while there is no router is served by the next one."""
+    with open_socket(endpoint.path, socket.SOCK_STREAM) as kept:
+        Router(endpoint, LIMITS, kept.dup()).close()
+        with connected(context, endpoint) as dealer:
+            dealer.send(request(7))
+            router = Router(endpoint, LIMITS, kept.dup())
+            incoming = take(router)
+            assert incoming is not None
+            router.send(incoming[0], 7, Done())
+            assert answer(dealer) == (7, Done())
+            router.close()

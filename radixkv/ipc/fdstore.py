@@ -1,0 +1,123 @@
+"""The store: who keeps this daemon's file descriptors over its death. By the sd_notify protocol of systemd.
+
+::
+
+    daemon ── FDSTORE=1, FDNAME=name, descriptors ──> store       from now on they outlive the daemon
+           ── FDSTOREREMOVE=1, FDNAME=name ─────────> store
+    store  ── exec, descriptors 3, 4, ... ──────────> next daemon  LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID
+
+The store is ``radixkv serve --supervised`` (``keeper.py``) or systemd (``FileDescriptorStoreMax=``). A datagram that
+was sent is not lost with its sender: what must be kept is sent before anybody can see it.
+
+What is stored::
+
+    doors          listening sockets of the endpoint; the lock file too, if the daemon and not its keeper made them
+    arena-I        arena of pool I        all of these, and then
+    table-I        its descriptor table
+    manifest       which pools they are; the last, so that with it everything is there
+    member-S-R     of rank R of session S: pidfd and lifeline, in one datagram
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import resource
+import select
+import socket
+from collections.abc import MutableMapping
+from contextlib import suppress
+
+from radixkv.errors import Unavailable
+
+FIRST_FD = 3
+NAME_MAX = 255
+SEND_MS = 200
+"""How long the daemon waits, at most, until the store has room for one more datagram (the kernel holds about ten)."""
+
+STORE_MAX = 4096
+"""Descriptors that a store holds, at most; their names have to fit into one environment variable (128 KiB)."""
+SESSIONS_MAX = 1000
+"""``limits.sessions`` under a store: of as many ended ones processes may still live, two descriptors each."""
+_OPEN_FILES = 65_536
+
+Stored = dict[str, list[int]]
+"""Descriptors by name, as they come from the store."""
+
+
+class Store:
+    """The daemon's end. Nothing here waits longer than SEND_MS."""
+
+    def __init__(self, address: str) -> None:
+        """``address``: a path, or ``@name`` of the abstract namespace. Errors: Unavailable."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        try:
+            self._socket.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+        except OSError as error:
+            self._socket.close()
+            raise Unavailable(f"the store at {address} cannot be reached: {error.strerror}") from error
+
+    def keep(self, name: str, *fds: int) -> None:
+        """Have these descriptors kept under a name. When this returns, our death does not lose them.
+
+        Errors: Unavailable when the store does not take them.
+        """
+        # FDPOLL=0: systemd would drop a descriptor as soon as its other end is gone, which is what we want to find out.
+        if not self._send(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fds):
+            raise Unavailable("the store does not take file descriptors at the moment")
+
+    def drop(self, name: str) -> None:
+        """Have nothing kept under this name. A message that is lost costs a descriptor that nobody asks for."""
+        self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
+    def ready(self) -> None:
+        self._send("READY=1")
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, message: str, fds: tuple[int, ...] = ()) -> bool:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        for _ in range(2):
+            with suppress(BlockingIOError):
+                try:
+                    self._socket.sendmsg([message.encode()], rights)
+                except ConnectionError:
+                    return False
+                return True
+            room = select.poll()
+            room.register(self._socket, select.POLLOUT)
+            room.poll(SEND_MS)
+        return False
+
+
+def raise_open_files() -> None:
+    """A descriptor or two are needed for each worker; the usual soft limit of 1,024 is less than that can be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def find_store(environ: MutableMapping[str, str]) -> Store | None:
+    """The store that the environment names; None where nobody keeps descriptors (then every start is cold).
+
+    NOTIFY_SOCKET alone does not say that descriptors are kept: FDSTORE, how many may be, has to be there as well.
+    Both are taken out of the environment. Errors: Unavailable.
+    """
+    address, room = environ.pop("NOTIFY_SOCKET", ""), environ.pop("FDSTORE", "")
+    return Store(address) if address and room.isdecimal() and int(room) else None
+
+
+def take_stored(environ: MutableMapping[str, str]) -> Stored:
+    """The descriptors that came from the store. None of them is inherited by anybody else."""
+    pid, count, names = (environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
+    found: Stored = {}
+    if pid != str(os.getpid()) or not count.isdecimal():
+        return found
+    for fd, name in zip(range(FIRST_FD, FIRST_FD + int(count)), names.split(":"), strict=False):
+        fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+        found.setdefault(name, []).append(fd)
+    return found

@@ -1,0 +1,256 @@
+"""How a daemon comes to be: cold, with empty pools, or warm, with what an earlier one left in the store.
+
+::
+
+    endpoint   claimed and opened here, or its open sockets come from the store
+    memory     stored and fitting ──> opened, locked, scanned (engine/recover.py)         warm
+               --cold, tainted, or a first start that was killed ──> removed from the store, made anew    cold
+               stored and of other sizes, or another version ──> refused (exit 2)
+
+What is made here is in the store before anybody can see it. ``stack`` gives everything back, in reverse order.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Any, NamedTuple
+
+from radixkv.config import Config
+from radixkv.device import arena, manifest
+from radixkv.device.pool_memory import PoolMemory, geometry_of
+from radixkv.device.writer import apply_all
+from radixkv.engine.engine import Engine
+from radixkv.engine.recover import Found, recover
+from radixkv.errors import ConfigError, VersionMismatch
+from radixkv.ipc.attach import Listener
+from radixkv.ipc.endpoint import Claim, Endpoint, open_socket, prepare_directory, resolve
+from radixkv.ipc.fdstore import SESSIONS_MAX, Store, Stored, find_store, raise_open_files, take_stored
+from radixkv.ipc.members import stored_members
+from radixkv.ipc.router import Router
+from radixkv.ipc.signals import signal_socket
+
+DOORS, MANIFEST = "doors", "manifest"
+
+
+class RecoveryFailed(Exception):
+    """A table that cannot be, or a bug: it is marked, so that the next start is cold. Ends ``serve`` with exit 70."""
+
+
+class Parts(NamedTuple):
+    """What a daemon is put together from. ``stored``: what the store still holds of members."""
+
+    endpoint: Endpoint
+    claim: Claim | None
+    store: Store | None
+    stored: Stored
+    pools: dict[str, PoolMemory]
+    engine: Engine
+    router: Router
+    listener: Listener
+    epoll: select.epoll
+    signals: socket.socket
+
+    def leave(self) -> None:
+        """The next daemon goes on at the same endpoint: its files stay, as the store's sockets do."""
+        if self.claim is not None:
+            self.claim.leave()
+
+
+def start(stack: ExitStack, config: Config, cold: bool, log: Any) -> Parts:
+    """Take the endpoint, then the memory, then open the doors.
+
+    Errors: ConfigError, PermissionDenied, EndpointInUse, MemoryInUse, MemoryTooSmall, Unavailable (no store where one
+    is announced), RecoveryFailed.
+    """
+    stored = take_stored(os.environ)
+    signals = stack.enter_context(signal_socket())
+    raise_open_files()
+    store = find_store(os.environ)
+    if store is not None:
+        stack.callback(store.close)
+    starter = _Starter(stack, config, store, stored, log)
+    endpoint = resolve(config.server.endpoint)
+    claim, router_door, attach_door = starter.open_doors(endpoint)
+    pools, engine = starter.open_memory(cold)
+    router = Router(endpoint, config.limits, router_door)
+    stack.callback(router.close)
+    epoll = stack.enter_context(select.epoll())
+    return Parts(endpoint, claim, store, stored, pools, engine, router, Listener(attach_door), epoll, signals)
+
+
+_Doors = tuple[Claim | None, socket.socket, socket.socket]
+"""The claim (None: the keeper has it), and where the router and the attach socket listen."""
+
+
+class _Starter:
+    """One start. ``stored``: what the store has that nobody has taken yet."""
+
+    def __init__(self, stack: ExitStack, config: Config, store: Store | None, stored: Stored, log: Any) -> None:
+        self._stack = stack
+        self._config = config
+        self._store = store
+        self._stored = stored
+        self._log = log
+        sessions = config.limits.sessions
+        if store is not None and sessions > SESSIONS_MAX:
+            raise ConfigError(
+                f"limits.sessions = {sessions} is not allowed; allowed: at most {SESSIONS_MAX} under a keeper"
+            )
+
+    # -- the endpoint -----------------------------------------------------------------------------------------------
+
+    def open_doors(self, endpoint: Endpoint) -> _Doors:
+        """The keeper's; those that an earlier daemon left in the store, with its claim; or our own, then stored."""
+        given = self._stored.pop(DOORS, [])
+        claim, router, attach = doors = _given_doors(endpoint, given) if given else self._new_doors(endpoint)
+        self._stack.callback(router.close)
+        self._stack.callback(attach.close)
+        if given and claim is not None:
+            self._own(claim)
+        return doors
+
+    def _new_doors(self, endpoint: Endpoint) -> _Doors:
+        prepare_directory(endpoint)
+        claim = Claim(endpoint)
+        self._own(claim)
+        router = open_socket(endpoint.path, socket.SOCK_STREAM)
+        attach = open_socket(endpoint.attach_path, socket.SOCK_SEQPACKET)
+        if self._store is not None:
+            self._store.keep(DOORS, claim.fd, router.fileno(), attach.fileno())
+        return claim, router, attach
+
+    def _own(self, claim: Claim) -> None:
+        """Ours to give back, unless we leave everything to the next daemon."""
+
+        def release() -> None:
+            if claim.fd >= 0:
+                claim.release()
+                if self._store is not None:
+                    self._store.drop(DOORS)
+
+        self._stack.callback(release)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def open_memory(self, cold: bool) -> tuple[dict[str, PoolMemory], Engine]:
+        boot_id = os.urandom(16).hex()
+        pools = {} if cold else self._stored_pools()
+        if pools:
+            engine = self._recover(boot_id, pools)
+            cached = sum(pool["pages"]["cached"] for pool in engine.snapshot()["pools"].values())
+            self._log.info("warm start", sessions=len(engine.sessions), cached_pages=cached)
+            return pools, engine
+        self._throw_away()
+        cache_id = os.urandom(16).hex()
+        return self._new_pools(cache_id), Engine(self._config, boot_id, cache_id)
+
+    def _throw_away(self) -> None:
+        """Sessions of an earlier daemon end with the memory that they used: their members are let go as well."""
+        for name, fds in self._stored.items():
+            if self._store is not None:
+                self._store.drop(name)
+            for fd in fds:
+                os.close(fd)
+        self._stored.clear()
+
+    def _new_pools(self, cache_id: str) -> dict[str, PoolMemory]:
+        """Errors: MemoryTooSmall, before anything is reserved if that can be seen."""
+        config, sessions = self._config, self._config.limits.sessions
+        tables = sum(geometry_of(pool, cache_id, sessions).table_bytes for pool in config.pools)
+        arena.check_memory(tables + sum(pool.arena_bytes for pool in config.pools))
+        pools = {}
+        for pool in config.pools:
+            pools[pool.name] = memory = PoolMemory.create(pool, cache_id, sessions)
+            self._lock(memory)
+        if self._store is not None:
+            self._keep(self._store, pools)
+        return pools
+
+    def _keep(self, store: Store, pools: Mapping[str, PoolMemory]) -> None:
+        for place, memory in enumerate(pools.values()):
+            store.keep(f"arena-{place}", memory.arena_fd)
+            store.keep(f"table-{place}", memory.table.fd)
+        fd = manifest.write(manifest.describe(self._config.pools, self._config.limits.sessions))
+        store.keep(MANIFEST, fd)
+        os.close(fd)
+
+    def _lock(self, memory: PoolMemory) -> None:
+        self._stack.callback(memory.close)
+        self._stack.callback(os.close, arena.lock(memory.table.fd))
+
+    def _stored_pools(self) -> dict[str, PoolMemory]:
+        """The memory in the store; none if nobody has used it yet, or its daemon found a bug in itself.
+
+        Errors: ConfigError (it is not what the configuration says), MemoryInUse.
+        """
+        stored, config = self._stored, self._config
+        if MANIFEST not in stored:
+            return {}
+        found = manifest.read(stored[MANIFEST][0])
+        different = list(manifest.differences(found, manifest.describe(config.pools, config.limits.sessions)))
+        if different:
+            raise ConfigError(
+                "the configuration does not fit the memory that an earlier daemon left: "
+                f"{'; '.join(different)}; undo that, or begin with empty pools by --cold"
+            )
+        configured = {pool.name: pool for pool in config.pools}
+        pools = {}
+        try:
+            # The first of them is written first, so they stay in this order, whatever the configuration's is by now.
+            for place, name in enumerate(found["order"]):
+                fds = stored[f"arena-{place}"][0], stored[f"table-{place}"][0]
+                pools[name] = PoolMemory.reopen(configured[name], *(os.dup(fd) for fd in fds))
+                self._lock(pools[name])
+        except VersionMismatch as error:
+            raise ConfigError(f"{error}; begin with empty pools by --cold") from error
+        if any(memory.tainted for memory in pools.values()):
+            self._log.warning("cold start: an earlier daemon marked this memory as not to be trusted")
+            return {}
+        for name in [name for name in stored if not name.startswith("member-")]:
+            for fd in stored.pop(name):
+                os.close(fd)
+        return pools
+
+    def _recover(self, boot_id: str, pools: Mapping[str, PoolMemory]) -> Engine:
+        """Errors: RecoveryFailed; the tables are marked then."""
+        tables = {name: memory.table for name, memory in pools.items()}
+        cache_id = next(iter(tables.values())).geometry.cache_id
+        attached = {session for session, _ in stored_members(self._stored)}
+        images, sessions = {}, []
+        try:
+            for name, memory in pools.items():
+                with closing(memory.read()) as table:
+                    images[name] = table.image()
+                    sessions.append(table.sessions())
+                memory.table.repair()
+            engine, writes = recover(self._config, (boot_id, cache_id), Found(images, sessions, attached))
+            apply_all(tables, writes)
+        except Exception as error:
+            for written in tables.values():
+                written.taint()
+            raise RecoveryFailed(f"{type(error).__name__}: {error}") from error
+        return engine
+
+
+def _given_doors(endpoint: Endpoint, given: Sequence[int]) -> _Doors:
+    """Errors: ConfigError when they belong to another endpoint."""
+    claim, doors = None, {}
+    for fd in given:
+        try:
+            door = socket.socket(fileno=fd)
+        except OSError:  # not a socket: the lock file
+            claim = Claim.inherit(endpoint, fd)
+        else:
+            doors[door.type] = door
+    router, attach = doors[socket.SOCK_STREAM], doors[socket.SOCK_SEQPACKET]
+    at = router.getsockname()
+    if at != str(endpoint.path):
+        raise ConfigError(
+            f"server.endpoint = {endpoint.address!r} is not allowed; allowed: 'ipc://{at}', where the sockets are that "
+            "this daemon was given; stop its keeper to change it"
+        )
+    return claim, router, attach
