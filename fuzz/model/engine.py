@@ -67,7 +67,7 @@ class EngineModel:
         self.state.counters["requests"] += 1
         session = self.state.sessions.get(request.session)
         read_only = isinstance(request.body, commands.READ_ONLY)
-        if (session is None or request.epoch != 1) and (request.session or not read_only):
+        if (session is None or request.epoch != session.epoch) and (request.session or not read_only):
             same_reply(actual, commands.Failure("session_lost", ""))
             return
         if session is not None:

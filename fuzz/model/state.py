@@ -35,6 +35,8 @@ class SessionModel:
     """All (request id, answer), in the order of answering."""
     seen_s: float = 0.0
     """Running time at the last sign of life."""
+    epoch: int = 1
+    """Grows each time the session goes on with another daemon."""
 
 
 @dataclass

@@ -29,6 +29,8 @@ class Record:
     stamp: int = 0
     tokens: bytes = b""
     parent: bytes = b""
+    parent_page: int = -1
+    parent_generation: int = 0
     hash: bytes = b""
 
 
@@ -48,6 +50,7 @@ class TableMirror:
             case commands.Assign():
                 for record in self._move(write.pool, write.pages, (FREE,), PRIVATE):
                     record.generation += 1
+                    record.stamp = 0
                     record.owner, record.namespace, record.epoch = write.owner, write.namespace, write.epoch
             case commands.Publish():
                 self._publish(write)
@@ -83,8 +86,11 @@ class TableMirror:
         each = len(write.tokens) // len(records)
         expect("I5", "hashes of a publish", len(write.hashes), HASH_BYTES * len(records))
         expect("I5", "tokens of a publish", len(write.tokens), each * len(records))
-        parent = write.parent
-        for index, record in enumerate(records):
+        parent, parent_page = write.parent, write.parent_page
+        for index, (page, record) in enumerate(zip(unpack_pages(write.pages), records, strict=True)):
+            record.parent_page = parent_page
+            record.parent_generation = self.pages[write.pool][parent_page].generation if parent_page >= 0 else 0
+            parent_page = page
             record.tokens = write.tokens[index * each : (index + 1) * each]
             record.parent = parent
             record.hash = parent = write.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
@@ -122,8 +128,15 @@ class TableMirror:
         record, (namespace, epoch, tokens) = self.pages[pool.name][page], pool.key_of[page]
         expect("I5", f"tokens of page {page}", record.tokens, pack_tokens(tokens[-pool.page_size :]))
         above = pool.parent(page)
+        expect("I6", f"page before page {page}", record.parent_page, -1 if above is None else above)
         if above is not None:
             expect("I6", f"parent hash of page {page}", record.parent, self.pages[pool.name][above].hash)
+            expect(
+                "I6",
+                f"its generation, of page {page}",
+                record.parent_generation,
+                self.pages[pool.name][above].generation,
+            )
         self._compare_namespace(pool, page, namespace, epoch)
 
     def _compare_namespace(self, pool: PoolModel, page: int, namespace: bytes, epoch: int) -> None:

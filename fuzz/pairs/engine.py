@@ -85,7 +85,9 @@ class EnginePair:
 
     def request(self, session: int, body: commands.Body, deadline: float = FAR) -> commands.Request:
         self._next_request[session] = self._next_request.get(session, 0) + 1
-        return commands.Request(session, 1 if session else 0, self._next_request[session], deadline, body)
+        known = self.model.state.sessions.get(session)
+        epoch = known.epoch if known else int(session > 0)
+        return commands.Request(session, epoch, self._next_request[session], deadline, body)
 
     def tick(self, seconds: float) -> commands.Outcome:
         """Time passes while the daemon runs."""

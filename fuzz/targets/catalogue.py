@@ -6,6 +6,7 @@ from fuzz.registry import Fuzzer
 from fuzz.targets.allocator import AllocatorTarget
 from fuzz.targets.engine import EngineTarget
 from fuzz.targets.evictor import EvictorTarget
+from fuzz.targets.recovery import RecoveryTarget
 from fuzz.targets.sessions import SessionsTarget
 from fuzz.targets.tree import TreeTarget
 from fuzz.targets.weak_hash import WeakHashTarget
@@ -17,6 +18,7 @@ FUZZERS = {
         Fuzzer(
             "engine", "the whole engine against a naive one: replies, counts, writes", EngineTarget, smoke_steps=24_000
         ),
+        Fuzzer("recovery", "the daemon dies between and within writes; the next one scans the table", RecoveryTarget),
         Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),
         Fuzzer("tree", "the prefix tree with its order of eviction against a dict of token tuples", TreeTarget),
         Fuzzer("allocator", "page states, free list and counted holders against a dict", AllocatorTarget),

@@ -16,7 +16,7 @@ left and came back as something else is not taken for what it was. A worker is t
 so; what the table says and no worker was told is claimed by nobody and comes back.
 
 Stamps: a page's place in the order of eviction is the latest stamp of its own and of those of the pages that continue
-it. A page that was never let go (stamp 0) was held when the daemon died: it is the newest.
+it. A page without either was held when the daemon died, and is the newest.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from radixkv.engine.pool import Pool
 from radixkv.engine.state import NOBODY
 from radixkv.image import NO_PAGE, SessionImage, TableImage
 from radixkv.tree.node import Node, Root
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
+from radixkv.types import HASH_BYTES
 
-_NEVER_LET_GO = 2**64 - 1
 _LOST = -2
 _UNSEEN, _PLACED, _BROKEN = range(3)
 
@@ -108,10 +107,11 @@ class _Restore:
         cached = (image.states == PageState.CACHED) & image.sound
         pages = np.flatnonzero(cached)
         above = self._above(pages, cached)
-        stamps = np.where(image.stamps == 0, np.uint64(_NEVER_LET_GO), image.stamps)
+        fans = np.bincount(above[above >= 0], minlength=len(cached))
+        stamps = image.stamps.copy()
+        self._stamp_held(pages[(image.stamps[pages] == 0) & (fans[pages] == 0)], stamps)
         order = pages[np.argsort(stamps[pages], kind="stable")[::-1]]
-        fans = np.bincount(above[above >= 0], minlength=len(cached)).tolist()
-        walk = _Walk(self, above.tolist(), fans)
+        walk = _Walk(self, above.tolist(), fans.tolist())
         for page, stamp in zip(order.tolist(), stamps[order].tolist(), strict=True):
             walk.take_in(page, stamp)
         self._free(
@@ -140,21 +140,20 @@ class _Restore:
             self.roots[key] = root
         return root
 
-    def _order(self, nodes: list[tuple[int, int, Node]]) -> None:
-        """Into the order of eviction: by stamp, deeper ones first. Those never let go get a stamp now."""
+    def _stamp_held(self, ends: NDArray[np.intp], stamps: NDArray[np.uint64]) -> None:
+        """Paths that nobody had let go are the newest, each as a whole."""
         pool = self.pool
-        real = [stamp for stamp, _, _ in nodes if stamp != _NEVER_LET_GO]
-        pool.stamp = max(real, default=0)
-        ends = []
-        if len(real) < len(nodes):
-            pool.stamp += 1
+        pool.stamp = int(stamps.max(initial=0))
+        for end in ends.tolist():
+            stamps[end] = pool.next_stamp()
+            self.writes.append(Stamp(pool.name, np.int32(end).tobytes(), pool.stamp))
+
+    def _order(self, nodes: list[tuple[int, int, Node]]) -> None:
+        """Into the order of eviction: by stamp, deeper ones first."""
+        pool = self.pool
         for stamp, _, node in sorted(nodes, key=lambda entry: (entry[0], -entry[1])):
-            if stamp == _NEVER_LET_GO:
-                ends.append(node.pages[-PAGE_ID_BYTES:])
-            node.stamp = min(stamp, pool.stamp)
+            node.stamp = stamp
             pool.order.add(node)
-        if ends:
-            self.writes.append(Stamp(pool.name, b"".join(ends), pool.stamp))
         for root in self.roots.values():
             if root.retired and root.children:
                 pool.retired.append((root, None))
@@ -181,9 +180,12 @@ class _Restore:
 
     def _quarantine(self, engine: Engine, owner: int, pages: NDArray[np.intp]) -> None:
         """Of an ended session, which may still write to them."""
-        if len(pages):
-            engine.quarantine.setdefault(owner, {}).setdefault(self.pool.name, []).extend(pages.tolist())
-            self.writes.append(Retire(self.pool.name, pages.astype("<i4").tobytes(), True))
+        if not len(pages):
+            return
+        engine.quarantine.setdefault(owner, {}).setdefault(self.pool.name, []).extend(pages.tolist())
+        new = pages[self.image.states[pages] != PageState.QUARANTINED]
+        if len(new):
+            self.writes.append(Retire(self.pool.name, new.astype("<i4").tobytes(), True))
 
     def _free(self, pages: NDArray[np.intp]) -> None:
         if len(pages):

@@ -137,14 +137,19 @@ def _immutable(pool: Pool, lineage: Lineage, session: Worker, table: NDArray[np.
 
 
 def _path(pool: Pool, root: Root, claim: Claim, published: NDArray[np.int32]) -> Match:
-    """The path of the published pages' tokens; its pages are those of the table, but for shadows."""
-    match = pool.tree.match(root, claim.tokens, 0, len(published) * pool.tree.page_token_bytes)
-    if match.pages < len(published) and not root.retired:
-        raise SessionLost("the path has been evicted", pages=len(published), found=match.pages)
-    states = np.frombuffer(pool.pages.states, np.uint8)[published]
-    found = np.full(len(published), -1, np.int32)
-    found[: match.pages] = np.frombuffer(b"".join(match.parts), _PAGE)
-    if ((states == PageState.CACHED) & (found != published)).any():
+    """The path of the published pages' tokens; its pages are those of the table, but for shadows.
+
+    In a retired tree nothing will be added: there the path need not reach over shadows at its end.
+    """
+    cached = np.frombuffer(pool.pages.states, np.uint8)[published] == PageState.CACHED
+    depth = len(published)
+    if root.retired:
+        depth -= int(np.argmax(cached[::-1])) if cached.any() else depth
+    match = pool.tree.match(root, claim.tokens, 0, depth * pool.tree.page_token_bytes)
+    if match.pages < depth:
+        raise SessionLost("the path has been evicted", pages=depth, found=match.pages)
+    found = np.frombuffer(b"".join(match.parts), _PAGE)
+    if (cached[:depth] & (found != published[:depth])).any():
         raise SessionLost("the pages are not those of these tokens")
     return match
 
@@ -211,15 +216,23 @@ def _hold_shadow(pool: Pool, lineage: Lineage, page: int) -> None:
 
 
 def _hold_source(pool: Pool, seq: Sequence, source: int) -> bool:
-    """Hold it in the way that the sequence's kind of source is held. False: it is none of them."""
+    """Hold it in the way that the sequence's kind of source is held. False: it is none of them.
+
+    Claims come with parents before their forks: a private source that nobody has claimed is in no table any more.
+    """
     lineage, state = pool.lineage, pool.pages.states[source]
     assert lineage is not None
     if state == PageState.CACHED:
         return _hold_in_tree(pool, seq, source)
-    if state == PageState.SHADOW or (state == PageState.QUARANTINED and lineage.origins[source] == PageState.SHADOW):
+    origin, ours = lineage.origins[source], lineage.owners[source] == seq.session
+    if state == PageState.SHADOW or (state == PageState.QUARANTINED and origin == PageState.SHADOW):
         _hold_shadow(pool, lineage, source)
-    elif state == PageState.PRIVATE:  # of a sequence that was claimed before this one
-        pool.pages.hold(source)
+    elif origin == PageState.PRIVATE and ours and state in (PageState.PRIVATE, PageState.QUARANTINED):
+        if state == PageState.PRIVATE:
+            pool.pages.hold(source)
+        else:
+            pool.pages.move(array("i", (source,)), PageState.QUARANTINED, Event.CLAIM)
+            lineage.claimed((source,))
         pool.copying.setdefault(source, []).append(seq)
     else:
         return False
