@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -25,15 +26,24 @@ TINY = {"layers": 2, "kv_heads": 1, "head_dim": 8, "dtype": "float32", "page_siz
 """A pool that is easy to count in: 16 pages of 4 tokens."""
 
 _SERVE = """
-import ctypes, json, sys
-PR_SET_PDEATHSIG, SIGKILL = 1, 9
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)  # a test run that is killed leaves no daemon behind
+import json, sys
 from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
 from radixkv.daemon import serve
 given = json.loads(sys.argv[1])
 pools = tuple(PoolConfig(**{**pool, "spec": KVSpec(**pool["spec"])}) for pool in given["pools"])
 config = Config(ServerConfig(**given["server"]), Limits(**given["limits"]), pools)
 sys.exit(serve(config, paranoid=given["paranoid"]))
+"""
+_KEEP = """
+import sys
+from radixkv.ipc.endpoint import resolve
+from radixkv.keeper import keep
+sys.exit(keep(resolve(sys.argv[1]), sys.argv[2:]))
+"""
+_DIE_WITH_PARENT = """
+import ctypes
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)  # a test run that is killed leaves no daemon behind
 """
 
 
@@ -44,11 +54,12 @@ class Daemon:
         self.config = config
         self.directory = directory
         self._log = (directory / "stderr").open("a+b")
-        given = {**asdict(config), "paranoid": paranoid}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, json.dumps(given)], stdout=subprocess.PIPE, stderr=self._log
-        )
+        command = self._command(json.dumps({**asdict(config), "paranoid": paranoid}))
+        self.process = subprocess.Popen(command, bufsize=0, stdout=subprocess.PIPE, stderr=self._log)
         self.ready = self._await_ready()
+
+    def _command(self, given: str) -> list[str]:
+        return [sys.executable, "-c", _DIE_WITH_PARENT + _SERVE, given]
 
     @property
     def endpoint(self) -> str:
@@ -107,6 +118,69 @@ class Daemon:
         return json.loads(line)
 
 
+class Supervised(Daemon):
+    """A daemon with a keeper. ``process`` is the keeper, ``pid`` the daemon that got ready last."""
+
+    def __init__(self, config: Config, directory: Path, paranoid: bool = True) -> None:
+        self.boot_ids: list[str] = []
+        super().__init__(config, directory, paranoid)
+
+    def _command(self, given: str) -> list[str]:
+        endpoint = self.config.server.endpoint
+        return [sys.executable, "-c", _DIE_WITH_PARENT + _KEEP, endpoint, sys.executable, "-c", _SERVE, given]
+
+    @property
+    def pid(self) -> int:
+        return self.ready["pid"]
+
+    @property
+    def keeper_pid(self) -> int:
+        return self.process.pid
+
+    def kill_daemon(self) -> None:
+        """SIGKILL to the daemon; returns when it is dead, not when the next one is ready."""
+        self._end_daemon(signal.SIGKILL)
+
+    def _end_daemon(self, number: signal.Signals) -> None:
+        pidfd = os.pidfd_open(self.pid)
+        try:
+            signal.pidfd_send_signal(pidfd, number)
+            assert select.select([pidfd], [], [], START_S)[0]
+        finally:
+            os.close(pidfd)
+
+    def wait_ready(self) -> dict[str, Any]:
+        """The next daemon's ready line."""
+        self.ready = self._await_ready()
+        return self.ready
+
+    def pause(self) -> None:
+        """Stop the daemon's process; returns when it stands still."""
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_until(lambda: process_state(self.pid) == "T", what="the daemon's stop")
+
+    def kill(self) -> None:
+        """The keeper first, so that it starts no other daemon."""
+        self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            self.kill_daemon()
+        self._close()
+
+    def _await_ready(self) -> dict[str, Any]:
+        ready = super()._await_ready()
+        self.boot_ids.append(ready["boot_id"])
+        return ready
+
+
+def process_state(pid: int) -> str:
+    """The letter that the kernel has for it: R, S, T (stopped), Z (dead, not reaped); "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 DaemonFactory = Callable[..., Daemon]
 
 
@@ -123,6 +197,7 @@ def daemon_factory() -> Iterator[DaemonFactory]:
 
     ``pools``: flat dicts over TINY. ``limits``: a dict. ``endpoint``: that of an earlier one, to take its place. Other
     keywords are ``[server]`` settings. Invariants are checked after every step unless ``paranoid=False``.
+    ``supervised=True``: with a keeper, see ``Supervised``.
     """
     started: list[Daemon] = []
     directories: list[Path] = []
@@ -131,6 +206,7 @@ def daemon_factory() -> Iterator[DaemonFactory]:
         pools: list[dict[str, Any]] | None = None,
         limits: dict[str, int] | None = None,
         paranoid: bool = True,
+        supervised: bool = False,
         **server: Any,
     ) -> Daemon:
         directory = Path(tempfile.mkdtemp(prefix="radixkv-"))
@@ -139,7 +215,7 @@ def daemon_factory() -> Iterator[DaemonFactory]:
         config = Config(
             ServerConfig(**server), Limits(**limits or {}), tuple(pool_config(**pool) for pool in pools or [{}])
         )
-        daemon = Daemon(config, directory, paranoid)
+        daemon = (Supervised if supervised else Daemon)(config, directory, paranoid)
         started.append(daemon)
         return daemon
 

@@ -12,11 +12,11 @@ from tests.integration.raw import RawWorker
 
 
 @pytest.fixture
-def raw_worker() -> Iterator[Callable[[str], RawWorker]]:
+def raw_worker() -> Iterator[Callable[..., RawWorker]]:
     workers: list[RawWorker] = []
 
-    def start(endpoint: str) -> RawWorker:
-        workers.append(RawWorker(endpoint))
+    def start(endpoint: str, **how: bool) -> RawWorker:
+        workers.append(RawWorker(endpoint, **how))
         return workers[-1]
 
     yield start

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import time
 from typing import Any
 
 import zmq
 
-from radixkv.commands import READ_ONLY, Free, Reply, Request, Reserve, Stats, Step
+from radixkv.commands import (
+    PROTOCOL_VERSION,
+    READ_ONLY,
+    AttachReply,
+    AttachRequest,
+    Free,
+    Hello,
+    MapPool,
+    PoolMap,
+    Rejoin,
+    Reply,
+    Request,
+    Reserve,
+    Stats,
+    Step,
+    Welcome,
+)
 from radixkv.device.descriptors import TableReader
 from radixkv.ipc import wire
-from radixkv.ipc.attach import Attachment
+from radixkv.ipc.attach import Attachment, Mapping
 from radixkv.ipc.endpoint import resolve
 
 REPLY_S = 20.0
@@ -22,15 +39,69 @@ def tokens(count: int, first: int = 0) -> bytes:
     return struct.pack(f"<{count}I", *range(first, first + count))
 
 
+class RawAttachment:
+    """The attach connection by hand: a worker that keeps its lifeline and can come back to the next daemon."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._path = str(resolve(endpoint).attach_path)
+        self._socket = self._connect()
+        self.lifelines: list[int] = []
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(REPLY_S)
+        connection.connect(self._path)
+        return connection
+
+    def ask(self, record: AttachRequest) -> tuple[AttachReply, list[int]]:
+        self._socket.send(wire.encode_attach(record))
+        packet, fds, _, _ = socket.recv_fds(self._socket, 65536, 4)
+        assert packet, "the daemon closed the connection"
+        return wire.decode_attach_reply(packet), fds
+
+    def hello(self, name: str = "raw") -> Welcome:
+        welcome, self.lifelines = self.ask(Hello(PROTOCOL_VERSION, name))
+        assert isinstance(welcome, Welcome)
+        return welcome
+
+    def rejoin(self, welcome: Welcome) -> AttachReply:
+        """On a new connection, which is served as soon as a daemon runs."""
+        self._socket.close()
+        self._socket = self._connect()
+        reply, fds = self.ask(Rejoin(PROTOCOL_VERSION, welcome.session, welcome.token))
+        assert not fds
+        return reply
+
+    def map_pool(self, name: str) -> Mapping:
+        reply, fds = self.ask(MapPool(name))
+        assert isinstance(reply, PoolMap)
+        return Mapping(reply, *fds)
+
+    def close(self) -> None:
+        self._socket.close()
+        for fd in self.lifelines:
+            os.close(fd)
+        self.lifelines = []
+
+
 class RawWorker:
     """A session of this process: an attach connection and a DEALER socket."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, resumes: bool = False) -> None:
         self.endpoint = resolve(endpoint)
-        self.attachment = Attachment(self.endpoint, REPLY_S)
-        self.welcome = self.attachment.hello("raw")
+        self.attachment: Any = RawAttachment(endpoint) if resumes else Attachment(self.endpoint, REPLY_S)
+        self.welcome: Welcome = self.attachment.hello("raw")
         self.dealer = self.socket()
         self.request = 0
+
+    def rejoin(self) -> AttachReply:
+        """Go on with the next daemon; what the old one did not answer is never asked again."""
+        reply = self.attachment.rejoin(self.welcome)
+        if isinstance(reply, Welcome):
+            self.welcome = reply
+            self.dealer.close()
+            self.dealer = self.socket()
+        return reply
 
     def socket(self, kind: int = zmq.DEALER) -> zmq.Socket[bytes]:
         made = zmq.Context.instance().socket(kind)
