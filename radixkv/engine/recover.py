@@ -70,6 +70,8 @@ def recover(config: Config, ids: tuple[str, str], found: Found) -> tuple[Engine,
         restored.others(engine, known, found.attached)
         writes += restored.writes
     engine.begin_resuming(known)
+    writes += engine.writes  # nobody to wait for: what was in transit is free at once
+    engine.writes.clear()
     return engine, writes
 
 
