@@ -268,6 +268,7 @@ class EngineModel:
             sequence.cached,
             sequence.published * pool.page_size,
             list(sequence.copy_rows),
+            sequence.namespace,
         )
 
     def _invalidate(self, body: commands.Invalidate, actual: Reply | None) -> Reply:

@@ -28,7 +28,7 @@ from radixkv.device.writer import TableWriter
 from radixkv.engine.engine import Engine
 from radixkv.engine.invariants import check
 from radixkv.engine.recover import Found, recover
-from radixkv.tree.node import Node
+from radixkv.tree.node import Node, Root
 
 Path = tuple[int, int, tuple[int, ...]]
 """Namespace id, epoch, all tokens up to the end of a page."""
@@ -50,7 +50,7 @@ class Tables:
         for table in named:
             table.apply(write)
 
-    def bytes(self) -> dict[str, bytes]:
+    def raw(self) -> dict[str, bytes]:
         return {name: os.pread(t.fd, t.geometry.table_bytes, 0) for name, t in self.writers.items()}
 
     def found(self, raw: dict[str, bytes], attached: set[int]) -> Found:
@@ -108,12 +108,12 @@ class RecoveryPair(EnginePair):
     # -- cuts -----------------------------------------------------------------------------------------------------
 
     def _cut_everywhere(self, writes: list[commands.Write], cached: Cached) -> None:
-        raw = self.tables.bytes()
+        raw = self.tables.raw()
         for write in writes:
             after = {name: dict(pages) for name, pages in cached.items()}
             self._follow(write, after)
             self.tables.apply(write)
-            whole = self.tables.bytes()
+            whole = self.tables.raw()
             self._scan(whole, after, after)
             for _ in range(self._odds.tears):
                 torn = {name: self._torn(name, raw[name], whole[name]) for name in raw}
@@ -170,7 +170,7 @@ class RecoveryPair(EnginePair):
     def restart(self) -> None:
         """The daemon dies between two commands; the next one goes on, and all sessions come back."""
         self._compare_order()
-        raw = self.tables.bytes()
+        raw = self.tables.raw()
         self.real, writes = recover(self.config, ("boot", "cache"), self.tables.found(raw, self._attached()))
         self._written(writes)
         for table in self.tables.writers.values():
@@ -241,7 +241,7 @@ class RecoveryPair(EnginePair):
 
     def _compare_order(self) -> None:
         """Pages that were idle keep their order of eviction."""
-        engine, _ = recover(self.config, ("boot", "cache"), self.tables.found(self.tables.bytes(), self._attached()))
+        engine, _ = recover(self.config, ("boot", "cache"), self.tables.found(self.tables.raw(), self._attached()))
         for pool in self.model.state.pools.values():
             held = self.model.state.held(pool)
             idle = [page for page in pool.key_of if page not in held]
@@ -276,9 +276,10 @@ class RecoveryPair(EnginePair):
 def _served(engine: Engine, name: str) -> Iterator[tuple[int, Path]]:
     """All pages that lie in a tree, and the tokens on the way to them."""
     pool = engine.pools[name]
-    roots = [space.root for space in pool.namespaces.all()] + [node for node, _ in pool.retired if node.parent is None]
+    roots = [space.root for space in pool.namespaces.all()]
+    roots += [node for node, _ in pool.retired if isinstance(node, Root)]
     for root in roots:
-        scope = root.namespace, root.epoch  # type: ignore[attr-defined]
+        scope = root.namespace, root.epoch
         stack: list[tuple[Node, tuple[int, ...]]] = [(root, ())]
         while stack:
             node, above = stack.pop()

@@ -284,14 +284,15 @@ class EngineTarget:
 
     def _stranger(self) -> None:
         """A session that is over or never was, or another epoch of one that is."""
-        alive = self._session().id
+        session = self._session()
+        alive, now = session.id, session.epoch
         who, epoch = self._rng.choice(
-            [(77, 1), (0, 0), (alive, 0), (alive, 2), (self._rng.choice([0, *self._ended]), 1)]
+            [(77, 1), (0, 0), (alive, now - 1), (alive, now + 1), (self._rng.choice([0, *self._ended]), 1)]
         )
         bodies: list[commands.Body] = [commands.Heartbeat(), commands.Bye(), commands.Stats()]
         body = self._rng.choice([*bodies, commands.Step([commands.Free(1)])])
         request = commands.Request(who, epoch, self._rng.randint(1, 9), FAR, body)
-        if not (who == alive and epoch == 1):
+        if not (who == alive and epoch == now):
             self._do(request)
 
     # -- sessions and time --------------------------------------------------------------------------------------
