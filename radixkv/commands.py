@@ -175,16 +175,16 @@ READ_ONLY = (Lookup, Stats)
 """Commands that need no session: they change nothing and hold nothing."""
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, array_like=True, frozen=True):
     """One command of a worker with its envelope.
 
     ``id`` increases within a session; a repeat of one of the last 64 gets the same answer and changes nothing.
     ``deadline`` is CLOCK_MONOTONIC of the machine; a request handled later is refused and not executed.
     """
 
-    session: int
-    epoch: int
-    id: int
+    session: Natural
+    epoch: Natural
+    id: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     deadline: float
     body: Body
 

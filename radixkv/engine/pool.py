@@ -108,7 +108,7 @@ class Pool:
         pages = self.tree.trim(leaf, count)
         if leaf.parent is None:
             self.order.remove(leaf)
-            if isinstance(parent, Root) and not parent.children:
+            if type(parent) is Root and not parent.children:
                 self.namespaces.emptied(parent)
         else:  # what is left has a new end, which the next daemon has to find stamped
             self.writes.append(Stamp(self.name, bytes(leaf.pages[-PAGE_ID_BYTES:]), leaf.stamp))
@@ -161,17 +161,19 @@ class Pool:
         """
         if not nodes:
             return
+        ends = []
         for node in nodes:
             self.order.add(node)
+            ends.append(node.pages[-PAGE_ID_BYTES:])
         self.gained = True
-        ends = [node.pages[-PAGE_ID_BYTES:] for node in nodes]
         self.writes.append(Stamp(self.name, b"".join(ends), self.stamp))
         if retired:
             self.retired.extend((node, None) for node in nodes)
 
     def unpin(self, node: Node) -> None:
         idle, root = self.tree.unpin(node, self.next_stamp())
-        self.fallen_idle(idle, root.retired)
+        if idle:
+            self.fallen_idle(idle, root.retired)
 
     def lift(self, seq: Sequence, depth: int) -> None:
         """Shorten the sequence's pinned path to ``depth`` pages."""
@@ -213,8 +215,10 @@ class Pool:
 
     def publish_in_slices(self, seq: Sequence, full_pages: int) -> None:
         """A slice now, what is left with the coming ticks, or before anything else happens to the sequence."""
-        self.publish(seq, min(full_pages, seq.published + SLICE_PAGES))
-        if seq.published < full_pages:
+        if full_pages - seq.published <= SLICE_PAGES:
+            self.publish(seq, full_pages)
+        else:
+            self.publish(seq, seq.published + SLICE_PAGES)
             self.publishing[seq] = full_pages
 
     def publish_some(self) -> None:

@@ -242,11 +242,7 @@ class State:
                 "too many sequences", sequences=len(session.sequences) + count, limit=limits.sequences_per_session
             )
         taken = session.sequences
-        if count == 1:
-            in_use = first in taken
-        else:
-            in_use = not taken.keys().isdisjoint(range(first, first + count))
-        if in_use:
+        if first in taken if count == 1 else not taken.keys().isdisjoint(range(first, first + count)):
             raise BadRequest("this sequence id is in use", sequence=first)
 
     def live_sequences(self) -> list[Sequence]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from radixkv.errors import BrokenInvariant
 from radixkv.hashing import last
-from radixkv.tree.node import Node, Packed, Root
+from radixkv.tree.node import Node, Root
 from radixkv.tree.walk import Match, walk
 from radixkv.types import HASH_BYTES, PAGE_ID_BYTES, TOKEN_BYTES
 
@@ -76,6 +76,8 @@ class PrefixTree:
 
     def chain_hash(self, node: Node, back: int) -> bytes:
         """Chain hash ``back`` pages before the end of the path that ends in ``node``."""
+        if back == 0 and node.parent is not None:
+            return last(node.hashes)
         while back >= node.page_count and node.parent is not None:
             back -= node.page_count
             node = node.parent
@@ -125,20 +127,22 @@ class PrefixTree:
 
     def unpin(self, node: Node, stamp: int) -> tuple[list[Node], Root]:
         """Let go of the path that ends in ``node``. Returns what fell idle, leaf to root, and the root."""
-        idle = []
-        while node.parent is not None:
-            holders = node.holders - 1
-            if holders <= 0:
-                if holders < 0:
+        idle: list[Node] = []
+        only_children = False
+        while (parent := node.parent) is not None:
+            node.holders -= 1
+            if node.holders <= 0:
+                if node.holders < 0:
                     raise BrokenInvariant("I3", "a path was let go more often than it was held")
                 node.stamp = stamp
                 self.idle_pages += len(node.pages) // PAGE_ID_BYTES
+                if idle and len(node.children) == 1:  # type: ignore[arg-type]  # the node below is a child
+                    only_children = True
                 idle.append(node)
-            node.holders = holders
-            node = node.parent
-        if len(idle) > 1:
+            node = parent
+        if only_children:
             idle = self._merge(idle)
-        assert isinstance(node, Root)
+        assert type(node) is Root
         return idle, node
 
     def lift(self, node: Node, back: int, stamp: int) -> tuple[Node, list[Node]]:
@@ -168,7 +172,7 @@ class PrefixTree:
 
     # -- growing and shrinking ----------------------------------------------------------------------------------
 
-    def grow(self, node: Node, tokens: Packed, pages: Packed, hashes: Packed) -> Node:
+    def grow(self, node: Node, tokens: bytes, pages: bytes, hashes: bytes) -> Node:
         """Add pages at the end of a held path that no child continues in the same way.
 
         The holder of the path (exactly one of those who hold ``node``) holds the new pages too. Returns the last node.
@@ -177,7 +181,7 @@ class PrefixTree:
         if node.holders == 1 and not node.children and node.parent is not None:
             node.append(tokens, pages, hashes)
             return node
-        child = Node(node, bytes(tokens), bytes(pages), bytes(hashes))
+        child = Node(node, tokens, pages, hashes)
         child.holders = 1
         self._hang(node, child)
         self.nodes += 1
@@ -198,7 +202,7 @@ class PrefixTree:
         """Take up to ``pages`` pages from the tail of an idle leaf; an empty leaf leaves the tree."""
         if leaf.holders or leaf.children:
             raise BrokenInvariant("I7", "only a leaf that nobody holds can be evicted")
-        have = leaf.page_count
+        have = len(leaf.pages) // PAGE_ID_BYTES
         taken = min(have, pages)
         self.cached_pages -= taken
         self.idle_pages -= taken
@@ -212,11 +216,10 @@ class PrefixTree:
     # -- the shape ----------------------------------------------------------------------------------------------
 
     def _hang(self, parent: Node, child: Node) -> None:
-        size = self.page_token_bytes
-        key = child.tokens if len(child.tokens) == size and isinstance(child.tokens, bytes) else child.tokens[:size]
+        key = bytes(child.tokens[: self.page_token_bytes])  # of a one-page node this is the very same object
         if parent.children is None:
             parent.children = {}
-        parent.children[bytes(key)] = child
+        parent.children[key] = child
 
     def _unhang(self, node: Node) -> None:
         parent = _above(node)
