@@ -60,7 +60,8 @@ class Tables:
         return Found(images, [reader.sessions() for reader in self._readers.values()], attached)
 
     def close(self) -> None:
-        for table in (*self.writers.values(), *self._scratch.values(), *self._readers.values()):
+        tables: list[TableWriter | TableReader] = [*self.writers.values(), *self._scratch.values()]
+        for table in [*tables, *self._readers.values()]:
             table.close()
 
     def __del__(self) -> None:

@@ -128,9 +128,9 @@ def _fits(pool: Pool, session: Worker, plan: ReservePlan, total: int) -> None:
     reserve = config.decode_reserve_pages
     matched = plan.match.pages
     spare = pool.pages.counts[FREE] + pool.tree.idle_pages - pool.floors_missing
-    if plan.new + matched + reserve <= spare and not config.session_cap_pages:
+    if plan.new + matched + reserve <= spare and not config.session_cap_pages and not pool.frozen:
         return  # the usual case: fits even if the whole path were idle and nothing missing to the session's own floor
-    waking = pool.tree.idle_on_path(plan.match)
+    waking = 0 if pool.frozen else pool.tree.idle_on_path(plan.match)
     if matched > plan.shared + plan.copies and waking:
         waking -= 1
     if plan.new == 0 and waking == 0:

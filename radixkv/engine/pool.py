@@ -78,7 +78,8 @@ class Pool:
 
     def room(self, own_floor_missing: int) -> int:
         """Pages free or evictable that the other sessions' floors leave to one whose own lacks so many."""
-        return self.pages.counts[FREE] + self.tree.idle_pages - (self.floors_missing - own_floor_missing)
+        idle = 0 if self.frozen else self.tree.idle_pages
+        return self.pages.counts[FREE] + idle - (self.floors_missing - own_floor_missing)
 
     # -- pages --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,365 @@
+"""Recovery by scan: what a table says becomes an engine. The long random histories are the fuzzer's ("recovery")."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fuzz.model.packing import pack_pages, pack_tokens
+from fuzz.pairs.recovery import Odds, RecoveryPair, Tables
+from fuzz.registry import run
+from fuzz.targets.catalogue import FUZZERS
+from radixkv import commands
+from radixkv.commands import Claim, Commit, Failure, Free, Kept, Resume, Resumed, Share, Step
+from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.engine.engine import Engine
+from radixkv.engine.invariants import check
+from radixkv.engine.recover import recover
+
+FAR = 1e9
+PAGES = 12
+
+
+def config(**pool: int) -> Config:
+    spec = KVSpec(layers=1, kv_heads=1, head_dim=1, page_size=4)
+    return Config(
+        server=ServerConfig(resume_timeout_s=5.0),
+        limits=Limits(sessions=4),
+        pools=(PoolConfig("p", spec, **{"pages": PAGES, **pool}),),
+    )
+
+
+class World:
+    """An engine on real tables, with two sessions of numbers 1 and 2."""
+
+    def __init__(self, **pool: int) -> None:
+        self.config = config(**pool)
+        self.tables = Tables(self.config)
+        self.engine = Engine(self.config, "boot", "cache")
+        self.ids = iter(range(1, 10_000))
+        self.epochs = {1: 1, 2: 1}
+        for session in self.epochs:
+            self.do(commands.OpenSession(session, bytes([session]) * 16, ""))
+
+    def do(self, command: commands.Command, now: float = 0.0) -> commands.Outcome:
+        outcome = self.engine.step(command, now)
+        for write in outcome.writes:
+            self.tables.apply(write)
+        check(self.engine)
+        return outcome
+
+    def ask(self, session: int, body: commands.Body) -> commands.Reply:
+        request = commands.Request(session, self.epochs[session], next(self.ids), FAR, body)
+        reply = self.do(request).reply
+        assert reply is not None
+        return reply
+
+    def reserve(self, session: int, seq: int, tokens: range, headroom: int = 0) -> commands.Reserved:
+        reply = self.ask(session, commands.Reserve("p", seq, b"n", pack_tokens(tokens), headroom))
+        assert isinstance(reply, commands.Reserved), reply
+        return reply
+
+    def commit(self, session: int, seq: int, n: int) -> None:
+        reply = self.ask(session, Step(commit=[Commit(seq, n)]))
+        assert isinstance(reply, commands.Stepped) and reply.commit == [None]
+
+    def free(self, session: int, seq: int) -> None:
+        self.ask(session, Step(free=[Free(seq)]))
+
+    def die(self, attached: tuple[int, ...] = (1, 2)) -> None:
+        found = self.tables.found(self.tables.raw(), set(attached))
+        self.engine, writes = recover(self.config, ("boot2", "cache"), found)
+        for write in writes:
+            self.tables.apply(write)
+        check(self.engine)
+
+    def rejoin(self, session: int) -> commands.Reply:
+        reply = self.do(commands.RejoinSession(session, bytes([session]) * 16)).reply
+        self.epochs[session] += 1
+        assert reply is not None
+        return reply
+
+    def generations(self, table: bytes) -> bytes:
+        import numpy as np
+
+        reader = self.tables.found(self.tables.raw(), set()).images["p"]
+        return reader.generations[np.frombuffer(table, "<i4")].tobytes()
+
+    def claim(self, seq: int, tokens: range, table: bytes, committed: int, **more: object) -> Claim:
+        return Claim("p", seq, b"n", pack_tokens(tokens), table, self.generations(table), committed, 0, **more)  # type: ignore[arg-type]
+
+    def counts(self) -> dict[str, int]:
+        pages = self.engine.snapshot()["pools"]["p"]["pages"]
+        return {state: count for state, count in pages.items() if count}
+
+
+def result(reply: commands.Reply) -> Kept | Failure:
+    assert isinstance(reply, Resumed)
+    return reply.results[0]
+
+
+def test_random_histories_cut_at_every_store() -> None:
+    report = run(FUZZERS["recovery"], seed=random.randrange(2**32), steps=1200)
+    assert report.events["cut"] > 50 and report.events["restart"] > 3
+
+
+def test_every_store_of_a_short_life_is_cut() -> None:
+    """All commands, all writes, several tears of each."""
+    pair = RecoveryPair(config(), random.Random(5), Odds(command=1.0, tears=6))
+    session = pair.open()
+    other = pair.open()
+    pair.ask(session, commands.Reserve("p", 1, b"n", pack_tokens(range(10)), 8))
+    pair.ask(session, Step(commit=[Commit(1, 9)]))
+    pair.ask(session, Step(share=[Share(1, None, 2, 5)]))
+    pair.ask(other, commands.Reserve("p", 1, b"n", pack_tokens(range(8))))
+    pair.restart()
+    pair.ask(other, Step(commit=[Commit(1, 8)]))
+    pair.ask(session, commands.Handoff(6, b"t" * 16, 60.0))
+    pair.ask(session, commands.Invalidate("p", b"n"))
+    pair.ask(other, commands.Reserve("p", 2, b"m", pack_tokens(range(16))))
+    pair.do(commands.EndSession(session, True, "gone"))
+    pair.restart()
+    pair.do(commands.MappingGone(session))
+    pair.ask(other, Step(free=[Free(1), Free(2)]))
+    pair.ask(other, commands.Reserve("p", 3, b"m", pack_tokens(range(40))))
+    assert pair.events["cut"] > 20
+
+
+def test_a_committed_prefix_is_found_and_nothing_else() -> None:
+    world = World()
+    world.reserve(1, 7, range(10))
+    world.commit(1, 7, 9)
+    world.die(attached=())
+    assert world.engine.window_open
+    world.do(commands.EndSession(1, False, "gone"))
+    world.do(commands.EndSession(2, False, "gone"))
+    assert not world.engine.window_open
+    assert world.counts() == {"free": PAGES - 2, "cached": 2}
+    found = world.engine.step(
+        commands.Request(0, 0, 1, FAR, commands.Lookup("p", b"n", [pack_tokens(range(10))])), 0.0
+    ).reply
+    assert isinstance(found, commands.LookedUp) and found.device_tokens == [8]
+
+
+def test_only_free_pages_are_handed_out_until_all_are_back() -> None:
+    world = World()
+    world.reserve(1, 7, range(32))
+    world.commit(1, 7, 32)
+    world.free(1, 7)
+    world.die()
+    world.rejoin(2)
+    world.ask(2, Resume([]))
+    refused = world.ask(2, commands.Reserve("p", 8, b"n", pack_tokens(range(100, 120))))
+    assert isinstance(refused, Failure) and refused.details["available"] == 4 and not refused.details["never_fits"]
+    world.reserve(2, 9, range(100, 116))
+    waits = commands.Request(2, 2, 500, FAR, commands.Reserve("p", 10, b"n", pack_tokens(range(4)), 0, "keep", 50.0))
+    assert isinstance(world.do(waits).reply, commands.Reserved), "what is cached may be shared at once"
+    waits = commands.Request(2, 2, 501, FAR, commands.Reserve("p", 11, b"n", pack_tokens(range(200, 204)), wait_s=50.0))
+    assert world.do(waits).reply is None
+    assert not world.do(commands.Tick(4.9), 1.0).granted
+    assert world.engine.window_open
+    outcome = world.do(commands.Tick(5.0), 2.0)
+    assert not world.engine.window_open
+    assert [type(granted.reply) for granted in outcome.granted] == [commands.Reserved]
+
+
+def test_a_session_that_is_late_goes_on_if_its_pages_are_still_there() -> None:
+    world = World()
+    table = world.reserve(1, 7, range(10), 4).page_table
+    world.commit(1, 7, 9)
+    world.die()
+    world.do(commands.Tick(6.0))
+    world.rejoin(1)
+    claim = world.claim(7, range(10), table, 9)
+    assert result(world.ask(1, Resume([claim]))) == Kept(9, 8)
+    assert world.counts() == {"free": PAGES - 4, "cached": 2, "private": 2}
+    world.commit(1, 7, 10)
+
+
+def test_a_late_session_whose_path_was_evicted_has_lost_that_sequence_alone() -> None:
+    world = World()
+    first = world.reserve(1, 7, range(10)).page_table
+    world.commit(1, 7, 10)
+    other = world.reserve(1, 8, range(50, 53)).page_table
+    world.die()
+    claims = [world.claim(7, range(10), first, 10), world.claim(8, range(50, 53), other, 0)]
+    world.rejoin(2)
+    world.ask(2, Resume([]))
+    world.do(commands.Tick(6.0))
+    world.reserve(2, 9, range(100, 140))
+    world.rejoin(1)
+    reply = world.ask(1, Resume(claims))
+    assert isinstance(reply, Resumed)
+    assert isinstance(reply.results[0], Failure) and reply.results[0].code == "session_lost"
+    assert reply.results[1] == Kept(0, 0)
+
+
+def test_what_nobody_claims_comes_back() -> None:
+    world = World()
+    world.reserve(1, 7, range(10))
+    world.reserve(2, 7, range(20, 30))
+    world.die()
+    assert world.counts() == {"free": PAGES - 6, "quarantined": 6}
+    world.rejoin(1)
+    world.ask(1, Resume([], last=False))
+    assert world.counts() == {"free": PAGES - 6, "quarantined": 6}
+    world.ask(1, Resume([]))
+    assert world.counts() == {"free": PAGES - 3, "quarantined": 3}
+    world.do(commands.EndSession(2, True, "process"))
+    assert world.counts() == {"free": PAGES - 3, "quarantined": 3}
+    world.die(attached=(2,))
+    assert world.counts() == {"free": PAGES - 3, "quarantined": 3}, "its process could still write"
+    world.do(commands.MappingGone(2))
+    assert world.counts() == {"free": PAGES}
+
+
+def test_pages_of_a_session_that_ended_and_is_gone_are_free() -> None:
+    world = World()
+    world.reserve(2, 7, range(20, 30))
+    world.do(commands.EndSession(2, True, "process"))
+    world.die(attached=(1,))
+    assert world.counts() == {"free": PAGES}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda claim: {"generations": bytes(len(claim.generations))},
+        lambda claim: {"namespace": b"other"},
+        lambda claim: {"tokens": pack_tokens(range(1, 11))},
+        lambda claim: {"page_table": claim.page_table[4:8] + claim.page_table[:4] + claim.page_table[8:]},
+        lambda claim: {"page_table": claim.page_table[:4] * 3},
+        lambda claim: {"page_table": claim.page_table[:-4]},
+        lambda claim: {"page_table": pack_pages([0, 1, PAGES])},
+        lambda claim: {"page_table": pack_pages([0, 1, -1])},
+        lambda claim: {"committed": 11},
+        lambda claim: {"pool": "nowhere"},
+        lambda claim: {"copy_rows": [(3, 5, 1)]},
+        lambda claim: {"copy_rows": [(-1, 2, 1)]},
+    ],
+)
+def test_a_claim_that_cannot_be_proven_is_refused_and_leaves_no_trace(spoil) -> None:
+    import msgspec
+
+    world = World()
+    table = world.reserve(1, 7, range(10)).page_table
+    world.commit(1, 7, 9)
+    world.die()
+    world.rejoin(1)
+    good = world.claim(7, range(10), table, 9)
+    bad = msgspec.structs.replace(good, **spoil(good))
+    refused = result(world.ask(1, Resume([bad], last=False)))
+    assert isinstance(refused, Failure) and refused.code in ("session_lost", "bad_request")
+    assert world.counts() == {"free": PAGES - 3, "cached": 2, "quarantined": 1}
+    assert result(world.ask(1, Resume([good]))) == Kept(9, 8)
+
+
+def test_nobody_claims_what_belongs_to_another_session() -> None:
+    world = World()
+    table = world.reserve(1, 7, range(10)).page_table
+    world.die()
+    claim = world.claim(7, range(10), table, 0)
+    world.rejoin(2)
+    refused = result(world.ask(2, Resume([claim])))
+    assert isinstance(refused, Failure) and refused.code == "session_lost"
+    world.rejoin(1)
+    twice = Resume([claim, world.claim(8, range(10), table, 0)])
+    reply = world.ask(1, twice)
+    assert isinstance(reply, Resumed)
+    assert reply.results[0] == Kept(0, 0) and isinstance(reply.results[1], Failure), "a private page has one writer"
+
+
+def test_requests_of_the_last_daemons_time_are_not_executed() -> None:
+    world = World()
+    world.die()
+    body = commands.Reserve("p", 7, b"n", pack_tokens(range(4)))
+    outdated = commands.Request(1, 1, 1, FAR, body)
+    for _ in range(2):
+        refused = world.do(outdated).reply
+        assert isinstance(refused, Failure) and refused.code == "session_lost"
+        if world.epochs[1] == 1:
+            world.rejoin(1)
+    assert world.counts() == {"free": PAGES}
+
+
+def test_rejoin_needs_the_token_and_an_earlier_daemon() -> None:
+    world = World()
+    lost = world.do(commands.RejoinSession(1, b"\1" * 16)).reply
+    assert isinstance(lost, Failure) and lost.code == "session_lost", "its daemon lives"
+    world.die()
+    for session, token in ((1, b"\2" * 16), (77, b"\1" * 16)):
+        lost = world.do(commands.RejoinSession(session, token)).reply
+        assert isinstance(lost, Failure) and lost.code == "session_lost"
+    assert world.rejoin(1) == commands.Done()
+    lost = world.do(commands.RejoinSession(1, b"\1" * 16)).reply
+    assert isinstance(lost, Failure) and lost.code == "session_lost", "it is back already"
+
+
+def test_a_daemon_that_dies_while_sessions_come_back() -> None:
+    world = World()
+    table = world.reserve(1, 7, range(10)).page_table
+    world.commit(1, 7, 9)
+    claim = world.claim(7, range(10), table, 9)
+    for last in (False, True, False, True):
+        world.die()
+        world.rejoin(1)
+        assert result(world.ask(1, Resume([claim], last))) == Kept(9, 8)
+    assert world.epochs[1] == 5
+
+
+def test_a_shadow_that_forks_share_is_claimed_by_each() -> None:
+    world = World()
+    world.reserve(1, 6, range(8))
+    world.reserve(1, 7, range(8))
+    world.commit(1, 6, 8)
+    table = world.ask(1, Step(share=[])) and world.reserve(2, 9, range(30, 34)).page_table
+    world.commit(1, 7, 8)
+    world.ask(1, Step(share=[Share(7, 8, 1, 12)]))
+    assert world.counts()["shadow"] == 2
+    shadows = pack_pages([page for page in range(PAGES) if world.engine.pools["p"].pages.states[page] == 3])
+    world.die()
+    claims = [world.claim(seq, range(8), shadows, 8) for seq in (7, 12)]
+    world.rejoin(1)
+    reply = world.ask(1, Resume(claims))
+    assert isinstance(reply, Resumed) and reply.results == [Kept(8, 8)] * 2
+    assert world.counts()["shadow"] == 2 and table
+    world.free(1, 7)
+    assert world.counts()["shadow"] == 2
+    world.free(1, 12)
+    assert "shadow" not in world.counts()
+
+
+def test_namespaces_are_compared_by_their_bytes_and_keep_their_invalidations() -> None:
+    world = World(namespaces=2)
+    world.reserve(1, 7, range(4))
+    world.commit(1, 7, 4)
+    world.ask(1, commands.Invalidate("p", b"n"))
+    world.free(1, 7)
+    world.reserve(1, 8, range(4))
+    world.commit(1, 8, 4)
+    before = world.engine.pools["p"].namespaces.find(b"n")
+    world.die()
+    after = world.engine.pools["p"].namespaces.find(b"n")
+    assert before is not None and after is not None
+    assert (after.root.epoch, after.root.chain_seed, after.invalidations) == (
+        before.root.epoch, before.root.chain_seed, 1,
+    )  # fmt: skip
+    found = world.engine.step(
+        commands.Request(0, 0, 1, FAR, commands.Lookup("p", b"m", [pack_tokens(range(4))])), 0.0
+    ).reply
+    assert isinstance(found, commands.LookedUp) and found.device_tokens == [0]
+
+
+def test_a_hundred_thousand_pages_cost_what_they_are() -> None:
+    """Growth, not time: ten times the pages are at most about ten times the stores of one scan."""
+    world = World(pages=2000)
+    world.reserve(1, 1, range(4000))
+    world.commit(1, 1, 4000)
+    for seq in range(2, 200):
+        world.reserve(1, seq, range(seq * 10_000, seq * 10_000 + 8))
+        world.commit(1, seq, 8)
+        world.free(1, seq)
+    world.die()
+    assert world.counts()["cached"] == 1000 + 198 * 2
+    assert world.engine.snapshot()["pools"]["p"]["nodes"] == 199, "runs are nodes, not pages"
