@@ -36,7 +36,7 @@ from radixkv.engine.pool import Pool
 from radixkv.engine.state import NOBODY
 from radixkv.image import NO_PAGE, SessionImage, TableImage
 from radixkv.tree.node import Node, Root
-from radixkv.types import HASH_BYTES
+from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
 
 _LOST = -2
 _UNSEEN, _PLACED, _BROKEN = range(3)
@@ -133,9 +133,8 @@ class _Restore:
         above[pages] = np.where(parents == NO_PAGE, NO_PAGE, np.where(inside & same, parents, _LOST))
         return above
 
-    def root_of(self, page: int) -> Root | None:
-        """The tree that a first page belongs to; None for a namespace that is not there any more."""
-        key = int(self.image.namespaces[page]), int(self.image.epochs[page])
+    def root_of(self, page: int, key: tuple[int, int]) -> Root | None:
+        """The tree of (namespace id, epoch) that a first page belongs to; None if the namespace is not there."""
         root = self.roots.get(key)
         if root is None and key[0] in self._ids:
             root = self.pool.namespaces.retired_root(*key, seed=self.image.seeds[page].tobytes())
@@ -212,6 +211,8 @@ class _Walk:
         """By the last page of a node: the node, its depth."""
         self._tokens = image.tokens.tobytes()
         self._hashes = image.chains.tobytes()
+        self._ids = np.arange(len(above), dtype="<i4").tobytes()
+        self._scopes = list(zip(image.namespaces.tolist(), image.epochs.tolist(), strict=True))
 
     def take_in(self, page: int, stamp: int) -> None:
         status, above = self.status, self._above
@@ -233,7 +234,7 @@ class _Walk:
         """Where a run that begins with ``first`` hangs: behind ``page``."""
         if page >= 0:
             return self._ends.get(page)
-        root = self._restore.root_of(first) if page == NO_PAGE else None
+        root = self._restore.root_of(first, self._scopes[first]) if page == NO_PAGE else None
         return None if root is None else (root, 0)
 
     def _hang(self, run: list[int], at: tuple[Node, int], stamp: int) -> None:
@@ -255,10 +256,19 @@ class _Walk:
             self.nodes.append((stamp, depth, node))
 
     def _node(self, parent: Node, pages: list[int]) -> Node | None:
-        size, tokens, hashes = self._tree.page_token_bytes, self._tokens, self._hashes
+        tokens, ids, hashes = self._tokens, self._ids, self._hashes
+        size, each, digest = self._tree.page_token_bytes, PAGE_ID_BYTES, HASH_BYTES
+        if len(pages) == 1:
+            (at,) = pages
+            return self._tree.restore(
+                parent,
+                tokens[at * size : at * size + size],
+                ids[at * each : at * each + each],
+                hashes[at * digest : at * digest + digest],
+            )
         return self._tree.restore(
             parent,
-            b"".join([tokens[page * size : page * size + size] for page in pages]),
-            np.array(pages, "<i4").tobytes(),
-            b"".join([hashes[page * HASH_BYTES : page * HASH_BYTES + HASH_BYTES] for page in pages]),
+            b"".join([tokens[at * size : at * size + size] for at in pages]),
+            b"".join([ids[at * each : at * each + each] for at in pages]),
+            b"".join([hashes[at * digest : at * digest + digest] for at in pages]),
         )
