@@ -288,12 +288,15 @@ class Stepped(Struct, array_like=True, frozen=True, tag="stepped"):
 
 
 class Adopted(Struct, array_like=True, frozen=True, tag="adopted"):
+    """``namespace``: in which it was reserved, for a later claim."""
+
     tokens: bytes
     page_table: bytes
     committed_tokens: int
     cached_tokens: int
     writable_from_tokens: int
     copy_rows: list[CopyRow] = []
+    namespace: bytes = b""
 
 
 class Compacted(Struct, array_like=True, frozen=True, tag="compacted"):

@@ -33,7 +33,7 @@ from radixkv.commands import (
     Truncate,
     Truncated,
 )
-from radixkv.errors import BadRequest, RadixKVError, SessionLost, StaleHandle, VersionMismatch, from_code
+from radixkv.errors import BadRequest, RadixKVError, SessionLost, StaleHandle, Timeout, VersionMismatch, from_code
 
 
 def as_error(failure: Failure) -> RadixKVError:
@@ -65,7 +65,7 @@ class Item:
 
     def settle(self, result: Any) -> None:
         if isinstance(result, Failure):
-            self.error = as_error(result)
+            self.error = self.seq.broken if self.seq.lost else as_error(result)
         else:
             self.error = None
             self.apply(result)
@@ -96,6 +96,13 @@ class FreeItem(Item):
     @property
     def record(self) -> Free:
         return Free(self.seq.id)
+
+    def settle(self, result: Any) -> None:
+        super().settle(result)
+        if isinstance(self.error, Timeout):  # came too late and was not executed
+            self.seq.pool.core.outbox.drop(self.seq.session, self.seq.id)
+        else:
+            self.seq.given_up()
 
 
 class TruncateItem(Item):
@@ -183,7 +190,7 @@ class HandoffItem(Item):
         return Handoff(self.seq.id, self.ticket, self.ttl_s)
 
     def apply(self, result: Any) -> None:  # noqa: ARG002 - the answer says nothing more
-        self.seq.closed = True
+        self.seq.given_up()
 
 
 class CompactItem(Item):
@@ -198,7 +205,20 @@ class CompactItem(Item):
         self.seq.compacted_to(result.page_table)
 
 
-class Batch:
+class Part:
+    """A message and what its answer leads to."""
+
+    __slots__ = ()
+
+    def body(self) -> Body:
+        raise NotImplementedError
+
+    def settle(self, reply: Reply) -> None:
+        """The one place where an answer changes what is known. Called once, under the core's lock."""
+        raise NotImplementedError
+
+
+class Batch(Part):
     """The items of one message: a Step, or the one item that is a message of its own."""
 
     __slots__ = ("dropped", "items")
@@ -235,11 +255,11 @@ class Batch:
 class Outgoing:
     """A message on its way: settled when the reply comes, whichever thread reads it."""
 
-    __slots__ = ("__weakref__", "batch", "deferred", "repeated", "reply", "request")
+    __slots__ = ("__weakref__", "deferred", "part", "repeated", "reply", "request")
 
-    def __init__(self, request: Request, batch: Batch | None = None, deferred: bool = False) -> None:
+    def __init__(self, request: Request, part: Part | None = None, deferred: bool = False) -> None:
         self.request = request
-        self.batch = batch
+        self.part = part
         self.deferred = deferred
         """It comes from the outbox: its errors surface at the next call on their sequences."""
         self.repeated = False
@@ -250,13 +270,16 @@ class Outgoing:
         if self.reply is not None:
             return
         self.reply = reply
-        if self.batch is None:
-            return
-        for item in self.batch.items:
+        for item in self.batch.items if self.batch is not None else ():
             if self in item.seq.unsettled:
                 item.seq.unsettled.remove(self)
                 self._distrust(item.seq, reply)
-        self.batch.settle(reply)
+        if self.part is not None:
+            self.part.settle(reply)
+
+    @property
+    def batch(self) -> Batch | None:
+        return self.part if isinstance(self.part, Batch) else None
 
     def _distrust(self, seq: SequenceState, reply: Reply) -> None:
         """A repeat that is refused as too old: what the sequence is in the daemon cannot be found out any more."""

@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 
+from radixkv.client import forks
 from radixkv.client.session import Session
 from radixkv.errors import Unavailable
 from radixkv.ipc.attach import Attachment
@@ -27,6 +28,8 @@ class Connection:
     def __init__(self, attachment: Attachment, session: Session) -> None:
         self.attachment = attachment
         self.session = session
+        self.epoch = session.epoch
+        """Of the daemon at the other end: what is sent and received here belongs to it."""
         self._lock = threading.Lock()
         self._users = 0
         self._over = False
@@ -48,12 +51,22 @@ class Connection:
             self._users -= 1
             self._close_if_unused()
 
+    def enter(self) -> None:
+        """The session goes on here, in its present epoch."""
+        self.epoch = self.session.epoch
+        self.session.daemon_lives = self.stands
+        lifeline = self.attachment.take_lifeline()
+        if lifeline >= 0:
+            self.session.lifeline = forks.Lifeline(lifeline)
+
     def hang_up(self) -> None:
-        """End the session. All who wait for the connection wake up."""
+        """End the session, unless the daemon went away before. All who wait for the connection wake up."""
         with self._lock:
             if self._over:
                 return
             self._over = True
+            if self.session.daemon_lives == self.stands:
+                self.session.daemon_lives = _never
             try:
                 with socket.socket(fileno=os.dup(self._fd)) as end:
                     end.shutdown(socket.SHUT_RDWR)
@@ -61,10 +74,14 @@ class Connection:
                 _log.debug("the other end was faster: %s", error)
             self._close_if_unused()
 
-    def ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLRDHUP)
-        return bool(poll.poll(0))
+    def stands(self) -> bool:
+        """The other end is open: its daemon lives, and no other one does."""
+        with self._lock:
+            if self._over:
+                return False
+            poll = select.poll()
+            poll.register(self._fd, select.POLLRDHUP)
+            return not poll.poll(0)
 
     def forget(self) -> None:
         """In a forked child: let go of the connection without ending it. Takes no lock: its holder is not here."""
@@ -79,3 +96,7 @@ class Connection:
         self.attachment.close()
         os.close(self._fd)
         self._fd = -1
+
+
+def _never() -> bool:
+    return False

@@ -1,22 +1,33 @@
 """The client without its sockets: numbers requests, matches replies, knows the session, keeps the outbox.
 
-A shell does the rest: it connects (``opened``), asks for messages (``envelop``), hands in what it receives
-(``receive``), and says what never came (``abandon``). All methods may be called from any thread.
+A shell does the rest: it connects (``opened``, or ``rejoined`` and ``resumed``, see ``resume.py``), asks for messages
+(``envelop``), hands in what it receives (``receive``), and says what never came (``abandon``). All methods may be
+called from any thread.
+
+**What is known of a sequence changes in one place**, ``receive``, and only by a reply whose request is still pending.
+Requests become pending in ``_number`` under the session's present epoch; ``rejoined``, which begins another epoch,
+takes all of them back. All three hold ``_settling``. So from the moment at which the claims of a resume are made, no
+reply of the old daemon can change what they say.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from weakref import WeakValueDictionary
 
-from radixkv.client.batch import Batch, FreeItem, Outgoing, ShareItem, lost
+from radixkv.client.batch import Batch, FreeItem, Outgoing, Part, ShareItem, lost
 from radixkv.client.effects import Ask, Repeat
 from radixkv.client.outbox import Outbox
+from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
-from radixkv.commands import Body, Reply, Request
-from radixkv.errors import RadixKVError, Timeout
+from radixkv.commands import Body, Reply, Request, Welcome
+from radixkv.errors import RadixKVError, Timeout, Unavailable
+
+
+class Away(Unavailable):
+    """The daemon went away, and the session may go on with the next one: nothing of this message counts until then."""
 
 
 class Core:
@@ -32,6 +43,7 @@ class Core:
         self._request_ids = count(1)
         self._next_sequence = 1
         self._pending: dict[int, Outgoing] = {}
+        """By request id, in the order of numbering."""
         self._late: WeakValueDictionary[int, Outgoing] = WeakValueDictionary()
         """Abandoned, but their sequences would still like to know."""
 
@@ -41,14 +53,50 @@ class Core:
         """Connected: from now on verbs work in this session."""
         self.session = session
 
+    def left(self, session: Session, epoch: int) -> None:
+        """The daemon of this epoch went away, or says that it does not know the session.
+
+        If the next one may know it, the session is away until then; else it is over.
+        """
+        with self._settling:
+            if epoch != session.epoch:
+                return
+            if session.welcome.resumes and not session.over:
+                session.away = True
+            else:
+                self.ended(session)
+
     def ended(self, session: Session) -> bool:
         """The session is over, its sequences are lost. False if that was known."""
         with self._lock:
             known = session.over
             session.over = True
+            session.away = False
             if self.session is session:
                 self.session = None
         return not known
+
+    def rejoined(self, session: Session, welcome: Welcome) -> list[SequenceState]:
+        """Another daemon knows the session. Whatever the former one still says is nothing to us any more.
+
+        Gives the sequences to be claimed. What is known of them stays as it is until ``resumed``.
+        """
+        with self._settling:
+            self._take_back([out for out in self._pending.values() if out.request.session == session.id], session)
+            for request, out in list(self._late.items()):
+                if out.request.session == session.id:
+                    del self._late[request]
+            session.welcome = welcome
+            claimed = sorted(session.sequences, key=lambda seq: seq.id)
+            for seq in claimed:
+                seq.unsettled.clear()
+        return claimed
+
+    def resumed(self, session: Session, epoch: int) -> None:
+        """Everything has been claimed: verbs go on."""
+        with self._settling:
+            if epoch == session.epoch and not session.over:
+                session.away = False
 
     # -- ids ------------------------------------------------------------------------------------------------------
 
@@ -61,75 +109,102 @@ class Core:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def envelop(self, ask: Ask, until: float) -> list[Outgoing]:
-        """The messages to send for an Ask, in order: what the outbox has ready, then its own parts.
+    def envelop(self, ask: Ask, until: float, epoch: int) -> list[Outgoing]:
+        """The messages to send for an Ask, in order: what the outbox has ready, then its own parts without an answer.
 
-        ``until``: monotonic; later than this the caller does not want it any more. Ids are given here and the shell
-        sends at once, so that they arrive nearly in order.
+        ``until``: monotonic; later than this the caller does not want it any more. ``epoch``: that of the daemon they
+        will be sent to. Ids are given here and the shell sends at once, so that they arrive nearly in order.
+        Errors: Away, when the session goes on with another daemon.
         """
         now = self.clock()
-        batches, cancels = self.outbox.take(ask.session, now)
-        soon = min(until, now + self.timeout)
-        carried = [self._number(ask.session, soon, cancel) for cancel in cancels]
-        carried += [self._number(ask.session, soon, batch, deferred=True) for batch in batches]
-        own = [self._number(ask.session, until, part) for part in ask.parts]
-        ask.sent.extend(own)
-        return carried + own
+        session = ask.session
+        with self._settling:
+            if epoch != session.epoch:
+                raise Away("the session goes on with another daemon")
+            batches, cancels = ([], []) if ask.alone else self.outbox.take(session, now)
+            soon = min(until, now + self.timeout)
+            carried = [self._number(session, soon, cancel) for cancel in cancels]
+            carried += [self._number(session, soon, batch, deferred=True) for batch in batches]
+            answered = {place: out for place, out in enumerate(ask.sent) if out.reply is not None}
+            ask.sent = [answered.get(i) or self._number(session, until, part) for i, part in enumerate(ask.parts)]
+        return carried + [out for out in ask.sent if out.reply is None]
 
-    def _number(self, session: Session, deadline: float, part: Body | Batch, deferred: bool = False) -> Outgoing:
-        batch = part if isinstance(part, Batch) else None
-        body = part.body() if isinstance(part, Batch) else part
+    def _number(self, session: Session, deadline: float, part: Body | Part, deferred: bool = False) -> Outgoing:
+        body = part.body() if isinstance(part, Part) else part
         request = Request(session.id, session.epoch, next(self._request_ids), deadline, body)
-        out = Outgoing(request, batch, deferred)
+        out = Outgoing(request, part if isinstance(part, Part) else None, deferred)
         self._pending[request.id] = out
         return out
 
-    def again(self, repeat: Repeat) -> list[Outgoing]:
-        """The same request is about to be sent a second time."""
+    def again(self, repeat: Repeat, epoch: int) -> list[Outgoing]:
+        """The same request is about to be sent a second time; not to another daemon, which would execute it anew."""
         out = repeat.outgoing
-        out.repeated = True
-        self._pending[out.request.id] = out
+        with self._settling:
+            if epoch != repeat.session.epoch or out.request.epoch != epoch:
+                return []
+            out.repeated = True
+            self._pending[out.request.id] = out
         return [out]
 
     # -- in -------------------------------------------------------------------------------------------------------
 
     def receive(self, request: int, reply: Reply, session: Session) -> None:
-        """A reply arrived, on whatever socket. One that nobody waits for any longer is dropped."""
-        out = self._pending.pop(request, None) or self._late.pop(request, None)
-        if out is None:
-            return
-        try:
-            with self._settling:
+        """A reply arrived, on whatever socket. One that nobody waits for any longer is dropped.
+
+        Errors: Away, when the daemon does not know the session but another one may.
+        """
+        with self._settling:
+            out = self._pending.get(request) or self._late.get(request)
+            if out is None:
+                return
+            if lost(reply):
+                self.left(session, session.epoch)
+                if session.away:
+                    raise Away("the daemon does not know the session")
+            self._pending.pop(request, None)
+            self._late.pop(request, None)
+            try:
                 out.settle(reply)
-        finally:
-            if out.deferred and out.batch is not None:
-                self.outbox.landed(out.batch, session)
-        if lost(reply):
-            self.ended(session)
+            finally:
+                if out.deferred and out.batch is not None:
+                    self.outbox.landed(out.batch, session)
 
     def abandon(self, outgoing: Iterable[Outgoing], session: Session, error: RadixKVError) -> None:
         """No reply came to these in time, or none can come any more.
 
         What they would have made is freed later; sequences they would have changed are asked about (``Repeat``)
-        before their next verb, unless a late reply settles them first.
+        before their next verb, unless a late reply settles them first. When the daemon went away, there is nothing to
+        be asked: what it executed and did not answer, the next one will not know of.
         """
-        for out in outgoing:
-            if out.reply is not None:
-                continue
-            self._pending.pop(out.request.id, None)
-            if out.batch is None:
-                continue
-            self._late[out.request.id] = out
-            for item in out.batch.items:
-                item.error = error
-                if isinstance(item, ShareItem):
-                    self.drop_children(session, item, out.request.deadline)
-                if isinstance(item, FreeItem):
-                    self.outbox.drop(session, item.seq.id)
-                elif out not in item.seq.unsettled:
-                    item.seq.unsettled.append(out)
-            if out.deferred:
-                self.outbox.landed(out.batch, session, unanswered=True)
+        with self._settling:
+            unanswered = [out for out in outgoing if self._pending.get(out.request.id) is out]
+            if session.away:
+                self._take_back(unanswered, session)
+                return
+            for out in unanswered:
+                del self._pending[out.request.id]
+                if out.batch is not None:
+                    self._late[out.request.id] = out
+                    self._doubt(out, out.batch, session, error)
+
+    def _doubt(self, out: Outgoing, batch: Batch, session: Session, error: RadixKVError) -> None:
+        for item in batch.items:
+            item.error = error
+            if isinstance(item, ShareItem):
+                self.drop_children(session, item, out.request.deadline)
+            if isinstance(item, FreeItem):
+                self.outbox.drop(session, item.seq.id)
+            elif out not in item.seq.unsettled:
+                item.seq.unsettled.append(out)
+        if out.deferred:
+            self.outbox.landed(batch, session, unanswered=True)
+
+    def _take_back(self, outgoing: Sequence[Outgoing], session: Session) -> None:
+        """These count as never sent. Who waits for one asks the next daemon; the outbox's go to it before others."""
+        for out in sorted(outgoing, key=lambda out: out.request.id, reverse=True):
+            del self._pending[out.request.id]
+            if out.deferred and out.batch is not None:
+                self.outbox.recall(out.batch, session)
 
     def drop_children(self, session: Session, item: ShareItem, not_before: float) -> None:
         for child in range(item.first_child, item.first_child + item.count):

@@ -19,7 +19,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from radixkv.client.batch import Batch, Outgoing
+from radixkv.client.batch import Outgoing, Part
 from radixkv.client.outbox import Event
 from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
@@ -30,7 +30,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class NeedSession:
-    """The session to work in; waits until there is one. Throws Unavailable."""
+    """The session to work in; waits until there is one that is not away. Throws Unavailable.
+
+    ``wait_s``: how much longer than the client's timeout.
+    """
+
+    wait_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -38,12 +43,15 @@ class Ask:
     """Send these in order, in one round trip, behind what the outbox has ready; gives their replies (``answers``).
 
     ``wait_s``: how much longer than the client's timeout the reply may take. Without parts: only the outbox is sent.
-    Throws Timeout, Unavailable; ``sent`` then says what may have been executed.
+    Throws Timeout, Unavailable; ``sent`` then says what may have been executed. Throws Away when the daemon went away
+    and the next one may know the session: the same Ask then sends what was not answered (``verbs.persist``).
     """
 
     session: Session
-    parts: Sequence[Body | Batch] = ()
+    parts: Sequence[Body | Part] = ()
     wait_s: float = 0.0
+    alone: bool = False
+    """Nothing of the outbox goes along."""
     sent: list[Outgoing] = field(default_factory=list)
 
     def answers(self) -> list[Reply]:
@@ -52,7 +60,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Repeat:
-    """Send a request again under its old id; gives its reply. Throws like Ask."""
+    """Send a request again under its old id; gives its reply, None if another daemon is there now. Throws like Ask."""
 
     session: Session
     outgoing: Outgoing

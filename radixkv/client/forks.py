@@ -33,7 +33,27 @@ class Inherited(Protocol):
 
 _clients: weakref.WeakSet[Inherited] = weakref.WeakSet()
 _mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_lifelines: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 _FDS = Path("/proc/self/fd")
+
+
+class Lifeline:
+    """The end of a pipe that a session came with (``Attachment.take_lifeline``); closed with this object.
+
+    Held open as long as the session's memory may be used, and by nobody else.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        _lifelines.add(self)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def register(client: Inherited) -> None:
@@ -55,11 +75,14 @@ def _in_child() -> None:
         client.disown()
     for mapping in list(_mappings):
         keep_for_good(mapping)
+    for lifeline in list(_lifelines):
+        lifeline.close()
     for client in clients:
         for leftover in client.forget():
             keep_for_good(leftover)
     _clients.clear()
     _mappings.clear()
+    _lifelines.clear()
 
 
 def close_connections(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The keeper: a client's own thread.
 
-Sends heartbeats, and what nobody's message has taken along; notices the end of the session and connects anew; says bye
-in the end.
+Sends heartbeats, and what nobody's message has taken along; notices the end of the connection and connects anew, to go
+on with the session if it can (``resume.py``); says bye in the end.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Keeper:
     def _last_fences(self, connection: Connection, until: float) -> None:
         """Fenced operations whose events are done soon still go out; pages of the others are lost to everybody."""
         core = self._link.core
-        while len(core.outbox) and not connection.session.over and core.clock() < until:
+        while len(core.outbox) and self._link.present() is connection and core.clock() < until:
             if core.outbox.ready():
                 self._send(Ask(connection.session), until - core.clock())
             else:

@@ -80,7 +80,7 @@ class Patience:
     def _end(self) -> None:
         """No reply will leave any more; one that has left may still be on its way."""
         self._ended = True
-        self._core.ended(self._connection.session)
+        self._core.left(self._connection.session, self._connection.epoch)
         self._poll.unregister(self._connection.fileno())
         self._until = min(self._until, self._core.clock() + LAST_WORDS_S)
 
@@ -95,15 +95,18 @@ class Line:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._socket: zmq.Socket[bytes] | None = None
-        self._session: Session | None = None
+        self._connected: Connection | None = None
 
     def exchange(self, connection: Connection, effect: Ask | Repeat, until: float) -> None:
-        """Send what is asked and take in replies until all are there. Errors: Timeout, Unavailable."""
+        """Send what is asked and take in replies until all are there. Errors: Timeout, Unavailable, Away."""
         with self._lock, connection:
-            socket = self._prepare(connection.session)
+            socket = self._prepare(connection)
             patience = Patience(self._core, connection, int(socket.getsockopt(zmq.FD)), until)
             self._wait_writable(socket, patience)
-            outgoing = self._core.envelop(effect, until) if isinstance(effect, Ask) else self._core.again(effect)
+            if isinstance(effect, Ask):
+                outgoing = self._core.envelop(effect, until, connection.epoch)
+            else:
+                outgoing = self._core.again(effect, connection.epoch)
             try:
                 for out in outgoing:
                     self._send(socket, out, connection.session, patience)
@@ -158,12 +161,12 @@ class Line:
         elif isinstance(reply, Failure):
             raise LimitExceeded(f"the daemon could not read a message: {reply.message}")
 
-    def _prepare(self, session: Session) -> zmq.Socket[bytes]:
-        """A socket that was connected in this session: one of an earlier session may hold what nobody wants now."""
-        if self._session is not session or self._socket is None:
+    def _prepare(self, connection: Connection) -> zmq.Socket[bytes]:
+        """A socket of this connection's own: one that knew an earlier daemon may hold what nobody wants now."""
+        if self._connected is not connection or self._socket is None:
             self._close_socket()
             self._socket = self._open_socket()
-            self._session = session
+            self._connected = connection
         return self._socket
 
     def _open_socket(self) -> zmq.Socket[bytes]:
@@ -180,7 +183,7 @@ class Line:
             self._sockets.discard(self._socket)
             self._socket.close()
         self._socket = None
-        self._session = None
+        self._connected = None
 
     def __del__(self) -> None:
         """With its thread; not in a forked child, which must not touch ZeroMQ."""

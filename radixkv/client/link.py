@@ -25,16 +25,25 @@ import zmq
 
 from radixkv.client import forks, verbs
 from radixkv.client.connection import ENDED, Connection
-from radixkv.client.core import Core, no_reply
+from radixkv.client.core import Away, Core, no_reply
 from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
 from radixkv.client.keeper import BYE_S, FAREWELL_S, Keeper
 from radixkv.client.line import Line
 from radixkv.client.mapping import PoolMemory
 from radixkv.client.outbox import Event
 from radixkv.client.pool import PoolState
+from radixkv.client.resume import resume
 from radixkv.client.session import Session
 from radixkv.commands import PROTOCOL_VERSION
-from radixkv.errors import BadRequest, Forked, PermissionDenied, RadixKVError, Unavailable, VersionMismatch
+from radixkv.errors import (
+    BadRequest,
+    Forked,
+    PermissionDenied,
+    RadixKVError,
+    SessionLost,
+    Unavailable,
+    VersionMismatch,
+)
 from radixkv.ipc.attach import NOBODY_THERE, Attachment
 from radixkv.ipc.endpoint import Endpoint
 
@@ -42,6 +51,8 @@ T = TypeVar("T")
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.02, 0.5
 LINGER_S = 0.001
+RESUME_S = 86400.0
+"""The keeper waits for the answer to a claim as long as the daemon lives: to hang up would end the session."""
 
 _log = logging.getLogger("radixkv.client")
 
@@ -61,6 +72,8 @@ class Link:
         self.closed = False
         self._pid = os.getpid()
         self._connection: Connection | None = None
+        self._joining: Connection | None = None
+        """In which the session may go on: for nobody to use, but to hang up on."""
         self._failure: RadixKVError | None = None
         self._changed = threading.Condition()
         self._attaching = threading.RLock()
@@ -106,7 +119,7 @@ class Link:
     def _carry_out(self, effect: Effect, until: float) -> Any:
         match effect:
             case NeedSession():
-                return self.connection(until).session
+                return self.connection(until + effect.wait_s).session
             case Ask():
                 self.exchange(effect, until + effect.wait_s)
                 return effect.answers()
@@ -121,17 +134,19 @@ class Link:
                 return self._wait_for_quiet(effect, until)
 
     def exchange(self, effect: Ask | Repeat, until: float) -> None:
-        """Carry a question to the daemon and its answers back. Errors: Timeout, Unavailable."""
-        connection = self._connection
-        if connection is None or connection.session is not effect.session:
+        """Carry a question to the daemon and its answers back. Errors: Timeout, Unavailable, Away."""
+        connection, session = self._connection, effect.session
+        if connection is None or connection.session is not session:
             raise _closed() if self.closed else Unavailable(ENDED)
         line = self._line()
         try:
             line.exchange(connection, effect, until)
         except Unavailable as error:
-            raise (_closed() if self.closed else error) from None
+            if self.closed:
+                raise _closed() from None
+            raise (Away(error.message) if session.away or session.epoch != connection.epoch else error) from None
         finally:
-            if connection.session.over:
+            if session.over or session.away or session.epoch != connection.epoch:
                 self.lose(connection)
             if self.closed:
                 line.close()
@@ -218,12 +233,14 @@ class Link:
                 known = self.pools.get(pool.name)
                 if known is not None:
                     return known
-                with connection:
-                    try:
+                try:
+                    with connection:
                         self._map(connection, pool)
-                    except Unavailable:
-                        self.lose(connection)
+                except Unavailable:
+                    self.lose(connection)
+                    if connection.session.over or self.core.clock() >= until:
                         raise
+                    continue
                 if not connection.session.over:
                     self.pools[pool.name] = pool
                     return pool
@@ -234,7 +251,47 @@ class Link:
         pool.current = memory
 
     def connect(self, timeout: float) -> None:
-        """One attempt. The session is there for others once every known pool is mapped again."""
+        """One attempt: to go on with the session that is away, or else to open another one."""
+        session = self.core.session
+        if session is not None:
+            try:
+                self._rejoin(session, timeout)
+                return
+            except (SessionLost, BadRequest) as refusal:
+                _log.info("session %d is over: %s", session.id, refusal)
+                self.core.ended(session)
+                self._notify()
+        self._hello(timeout)
+
+    def _rejoin(self, session: Session, timeout: float) -> None:
+        """Errors: SessionLost, BadRequest (a daemon that cannot); Unavailable and others: to be tried again."""
+        connection = Connection(Attachment(self.endpoint, timeout), session)
+        try:
+            self._join(connection)
+            welcome = connection.attachment.rejoin(session.id, session.welcome.token)
+            if welcome.cache_id != session.welcome.cache_id:
+                raise SessionLost("the daemon has another cache")
+            claimed = self.core.rejoined(session, welcome)
+            connection.enter()
+            line = self._line()
+            for ask in resume(self.core, session, claimed):
+                line.exchange(connection, ask, self.core.clock() + RESUME_S)
+            self._publish(connection)
+        except BaseException:
+            connection.hang_up()
+            raise
+        finally:
+            self._joining = None
+
+    def _join(self, connection: Connection) -> None:
+        """Whoever closes the client does not wait for a daemon that does not come. Errors: Unavailable when closed."""
+        with self._changed:
+            if self.closed:
+                raise _closed()
+            self._joining = connection
+
+    def _hello(self, timeout: float) -> None:
+        """The session is there for others once every known pool is mapped again."""
         attachment = Attachment(self.endpoint, timeout)
         try:
             welcome = attachment.hello()
@@ -243,6 +300,7 @@ class Link:
                     "the daemon speaks another protocol", daemon=welcome.version, ours=PROTOCOL_VERSION
                 )
             connection = Connection(attachment, Session(welcome))
+            connection.enter()
         except BaseException:
             attachment.close()
             raise
@@ -269,18 +327,22 @@ class Link:
             self.core.opened(connection.session)
             self._connection = connection
             self._failure = None
-            self._changed.notify_all()
+        self.core.resumed(connection.session, connection.epoch)
+        self._notify()
 
     def lose(self, connection: Connection) -> None:
-        """The session is over: everyone who waits in it wakes up, the keeper connects anew."""
-        self.core.ended(connection.session)
+        """The daemon went away, or ended the session: everyone who waits in it wakes up, the keeper connects anew."""
+        self.core.left(connection.session, connection.epoch)
         connection.hang_up()
         self._notify()
 
     def present(self) -> Connection | None:
         """The connection in which the session goes on, if there is one."""
         connection = self._connection
-        return None if connection is None or connection.session.over else connection
+        if connection is None:
+            return None
+        session = connection.session
+        return None if session.over or session.away or session.epoch != connection.epoch else connection
 
     def failed(self, why: RadixKVError) -> None:
         """Connecting anew failed: who waits for it may want to know."""
@@ -306,11 +368,17 @@ class Link:
         if self.forked:
             return
         self.let_go()
+        with self._changed:
+            joining = self._joining
+        if joining is not None:
+            joining.hang_up()
         self._keeper.join(FAREWELL_S + 2 * BYE_S)
         connection = self._connection
         if connection is not None:
+            self.core.ended(connection.session)
             self.lose(connection)
             connection.session.memories.clear()  # unmapped when the last view is gone, not when a collector comes
+            connection.session.lifeline = None
         for line in list(self._lines):
             line.close()
         self._notify()
@@ -323,11 +391,11 @@ class Link:
     def forget(self) -> list[object]:
         """In a forked child: let go of everything. See ``forks``."""
         leftovers: list[object] = [self, self._keeper, self._local, *self._sockets, *self._lines]
-        connection = self._connection
-        if connection is not None:
-            connection.session.over = True
-            connection.forget()
-            leftovers.append(connection)
+        for connection in (self._connection, self._joining):
+            if connection is not None:
+                connection.session.over = True
+                connection.forget()
+                leftovers.append(connection)
         self._keeper.forget()
         forks.close_connections(self.endpoint.path)
         forks.close_connections(self.endpoint.attach_path)

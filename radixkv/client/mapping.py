@@ -61,7 +61,7 @@ class PoolMemory:
 
     def knows(self, session: Session) -> bool:
         entry = self._table.session(session.welcome.slot)
-        return (entry.session, entry.epoch) == (session.id, session.epoch)
+        return entry.session == session.id and entry.epoch != 0
 
     def copy_rows(self, rows: Iterable[CopyRow]) -> bool:
         """Copy the first ``n`` token rows of each source page into its target, all layers, keys and values."""

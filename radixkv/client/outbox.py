@@ -7,7 +7,8 @@
     seq.free()                                 no fence of its own: goes out behind the others
 
 Any thread's next message, and the heartbeat, takes along what is ready. A sequence with operations on their way
-(``flying``) sends nothing more until they are answered: messages of different threads may overtake each other.
+(``flying``) sends nothing more until they are answered: messages of different threads may overtake each other. Those
+that a daemon did not answer before it went away come back to the front of their queues (``recall``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from radixkv.client.batch import Batch, FreeItem, HandoffItem, Item, TruncateItem, pack
+from radixkv.client.batch import Batch, CommitItem, FreeItem, HandoffItem, Item, TruncateItem, pack
 from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
 from radixkv.commands import Cancel
@@ -42,11 +43,13 @@ class Event(Protocol):
 class Deferred:
     """An operation behind its fence."""
 
-    __slots__ = ("event", "failure", "item")
+    __slots__ = ("event", "failure", "item", "recalled")
 
-    def __init__(self, item: Item, event: Event | None) -> None:
+    def __init__(self, item: Item, event: Event | None, recalled: bool = False) -> None:
         self.item = item
         self.event = event
+        self.recalled = recalled
+        """It has been sent to a daemon that went away."""
         self.failure: RadixKVError | None = None
 
     def done(self) -> bool:
@@ -58,6 +61,10 @@ class Deferred:
         except Exception as error:  # noqa: BLE001 - foreign code; its failure belongs to whoever gave us the event
             self.failure = Unavailable(f"the event of a fenced operation failed: {error!r}")
             return True
+
+    def executed(self) -> bool:
+        """It need not be sent again: the next daemon knew more to be complete than this commit says."""
+        return self.recalled and isinstance(self.item, CommitItem) and self.item.n < self.item.seq.committed_tokens
 
 
 class Outbox:
@@ -188,13 +195,15 @@ class Outbox:
     def _ready_items(self, session: Session) -> list[Item]:
         items: list[Item] = []
         for seq, queue in list(self._queues.items()):
-            if seq.session is not session:
+            if seq.session is not session or seq.lost:
                 self._lose(seq)
                 continue
             if seq in self._flying:
                 continue
             while queue and queue[0].done():
                 front = queue.popleft()
+                if front.executed():
+                    continue
                 if front.failure is not None:
                     self._distrust(seq, queue, front)
                     continue
@@ -233,6 +242,20 @@ class Outbox:
         if unanswered:
             for sequence in batch.dropped:
                 self.drop(session, sequence)
+        self.changed()
+
+    def recall(self, batch: Batch, session: Session) -> None:
+        """The daemon went away before it answered: these operations are the first to go to the next one."""
+        with self._lock:
+            for item in reversed(batch.items):
+                flying = self._flying.get(item.seq, [])
+                if item in flying:
+                    flying.remove(item)
+                    self._queues.setdefault(item.seq, deque()).appendleft(Deferred(item, None, recalled=True))
+                if not flying:
+                    self._flying.pop(item.seq, None)
+        for sequence in batch.dropped:
+            self.drop(session, sequence)
         self.changed()
 
     def _note(self, seq: SequenceState, error: RadixKVError) -> None:

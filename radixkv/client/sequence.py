@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from radixkv.client.session import Memory, Pages, Session
 from radixkv.client.tokens import unpack
-from radixkv.commands import CopyRow, Shared, Truncated
-from radixkv.errors import RadixKVError
+from radixkv.commands import CopyRow, Kept, Shared, Truncated
+from radixkv.errors import RadixKVError, SessionLost
 from radixkv.types import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class Grant(NamedTuple):
     """What a reply says about a sequence that has just come into this client's hands."""
 
     id: int
+    namespace: bytes
+    """Canonical."""
     tokens: bytes
     page_table: bytes
     committed_tokens: int
@@ -59,8 +61,8 @@ class SequenceState:
     """
 
     __slots__ = (
-        "__weakref__", "_tokens", "broken", "closed", "deferred_error", "facts", "id", "lock", "memory", "pool",
-        "session", "sound", "unsettled",
+        "__weakref__", "_tokens", "broken", "closed", "deferred_error", "facts", "id", "lock", "memory", "namespace",
+        "pool", "session", "sound", "unsettled",
     )  # fmt: skip
 
     def __init__(self, pool: PoolState, session: Session, grant: Grant) -> None:
@@ -70,11 +72,13 @@ class SequenceState:
         self.session = session
         self.id = grant.id
         """Unique within the session, never used twice."""
+        self.namespace = grant.namespace
         self.memory: Memory = session.memory(pool.name)
         self.lock = threading.RLock()
         """Held by the shell while a verb on this sequence runs."""
         self.sound = True
-        """The recorded generations are ours: the session was still known when they were read."""
+        """The recorded generations are ours: the daemon that granted the pages had not been replaced, and still knew
+        the session, when they were read; or the next one has confirmed them."""
         self.unsettled: list[Outgoing] = []
         """Requests without an answer in time: whether they were executed has to be asked before the next one."""
         self.broken: RadixKVError | None = None
@@ -93,6 +97,7 @@ class SequenceState:
             copy_rows=self._carried_out(grant.copy_rows, grant.copy),
         )
         self.closed = False
+        session.sequences.add(self)
 
     # -- what callers read ----------------------------------------------------------------------------------------
 
@@ -183,6 +188,37 @@ class SequenceState:
         table = as_pages(page_table)
         self.facts = self.facts._replace(page_table=table, generations=self._generations(table))
 
+    def given_up(self) -> None:
+        """The daemon no longer holds it for us: freed, or handed off."""
+        self.closed = True
+        self.session.sequences.discard(self)
+
+    def kept(self, reply: Kept) -> None:
+        """The next daemon goes on with it. If it knows of more that is complete, then a commit of ours that was not
+        answered has been executed, and the copies before it were made."""
+        facts = self.facts
+        grown = reply.committed_tokens > facts.committed
+        self.facts = facts._replace(
+            committed=max(facts.committed, reply.committed_tokens),
+            writable_from=max(facts.writable_from, reply.writable_from_tokens),
+            copy_rows=() if grown else facts.copy_rows,
+        )
+        self.sound = True
+
+    def lose(self, why: str) -> None:
+        """The next daemon could not confirm that all these pages are ours. The others of the session go on."""
+        self.broken = SessionLost(why, seq=self.id)
+        self.sound = False
+        self.session.sequences.discard(self)
+
+    @property
+    def lost(self) -> bool:
+        """While its session goes on."""
+        return isinstance(self.broken, SessionLost)
+
+    def packed_tokens(self) -> bytes:
+        return bytes(self._tokens[: self.facts.length * TOKEN_BYTES])
+
     def child(self, identity: int, place: int, reply: Shared, copy: bool) -> SequenceState:
         """Number ``place`` of the children that a share made."""
         tail = reply.tails[place * PAGE_ID.itemsize : (place + 1) * PAGE_ID.itemsize]
@@ -190,6 +226,7 @@ class SequenceState:
         rows = [row for row in reply.copy_rows if row[1] in as_pages(tail)]
         grant = Grant(
             id=identity,
+            namespace=self.namespace,
             tokens=bytes(self._tokens[: reply.at * TOKEN_BYTES]),
             page_table=shared + tail,
             committed_tokens=reply.at,
@@ -205,32 +242,45 @@ class SequenceState:
         facts = self.facts
         if self.closed or self.session.over or not self.sound:
             return False
+        if facts.copy_rows and not self.session.daemon_lives():
+            return False  # nobody holds what is still to be copied
         same = np.array_equal(self.memory.generations(facts.page_table), facts.generations)
         return same and self.memory.knows(self.session)
 
     def _generations(self, pages: Pages) -> NDArray[Any]:
-        """Read the generations, then see that the session still stood: only then are they those we were granted."""
+        """Read the generations, then see that nobody can have changed them meanwhile: neither a daemon that ended the
+        session nor one that came after it. Only then are they those we were granted."""
         generations = self.memory.generations(pages)
         if not self.memory.knows(self.session):
             self.sound = False
+        self._daemon_lives()
         return generations
 
+    def _daemon_lives(self) -> bool:
+        """False: what was just read or copied may be another daemon's doing. The next one decides (``kept``)."""
+        if self.session.daemon_lives():
+            return True
+        self.sound = False
+        self.pool.core.left(self.session, self.session.epoch)
+        return False
+
     def _carried_out(self, rows: list[CopyRow], copy: bool) -> tuple[CopyRow, ...]:
-        if rows and copy and self.memory.copy_rows(rows):
+        if rows and copy and self.memory.copy_rows(rows) and self._daemon_lives():
             self.pool.rows_copied(self)
             return ()
         return tuple(rows)
 
     def __repr__(self) -> str:
         facts = self.facts
-        state = "closed" if self.closed else "lost" if self.session.over else f"{len(facts.page_table)} pages"
+        lost = self.lost or self.session.over
+        state = "closed" if self.closed else "lost" if lost else f"{len(facts.page_table)} pages"
         return (
             f"<Sequence {self.id} in {self.pool.name!r}: {facts.length} tokens, {facts.committed} committed, {state}>"
         )
 
     def __del__(self) -> None:
         """Collected without free: freed with the next message. Any thread may run this, so it only appends."""
-        if getattr(self, "closed", True) or self.session.over or sys.is_finalizing():
+        if getattr(self, "closed", True) or self.session.over or self.lost or sys.is_finalizing():
             return
         self.pool.core.outbox.drop(self.session, self.id)
         warnings.warn(f"{self!r} was collected without free()", ResourceWarning, stacklevel=2, source=self)

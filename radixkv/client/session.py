@@ -1,10 +1,18 @@
-"""One time of being connected, and the memory that came with it."""
+"""What hello was answered with, and the memory that came with it. Outlives daemons, if they are kept (``resume.py``).
+
+::
+
+    here ──(the daemon goes away, or says session_lost)──> away ──(resumed with the next one: a new epoch)──> here
+      │                                                      │
+      └──(without a keeper)──────────> over <────────────────┴── (the next daemon does not know it)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +20,9 @@ from numpy.typing import NDArray
 from radixkv.commands import CopyRow, Welcome
 from radixkv.config import KVSpec
 from radixkv.errors import Unavailable
+
+if TYPE_CHECKING:
+    from radixkv.client.sequence import SequenceState
 
 Pages = NDArray[np.int32]
 """Page ids, read-only."""
@@ -31,7 +42,7 @@ class Memory(Protocol):
         ...
 
     def knows(self, session: Session) -> bool:
-        """Does the table say that this session goes on?"""
+        """Does the table say that this session goes on? Whatever its epoch: only we can resume it."""
         ...
 
     def copy_rows(self, rows: Iterable[CopyRow]) -> bool:
@@ -39,13 +50,25 @@ class Memory(Protocol):
         ...
 
 
+def _always() -> bool:
+    return True
+
+
 @dataclass(eq=False, slots=True)
 class Session:
-    """What hello was answered with. A sequence belongs to the session it was made in, by identity."""
+    """A sequence belongs to the session it was made in, by identity. Changed by ``Core`` alone."""
 
     welcome: Welcome
+    """Of the present daemon, or of the last one while the session is away."""
     memories: dict[str, Memory] = field(default_factory=dict)
     over: bool = False
+    away: bool = False
+    sequences: WeakSet[SequenceState] = field(default_factory=WeakSet)
+    """Those that the daemon holds for us, as far as its answers have told."""
+    daemon_lives: Callable[[], bool] = _always
+    """Asked of the shell: has the daemon of the present epoch certainly not been replaced by now?"""
+    lifeline: Any = None
+    """The shell's: kept open as long as our mappings may be used."""
 
     @property
     def id(self) -> int:
@@ -53,6 +76,7 @@ class Session:
 
     @property
     def epoch(self) -> int:
+        """Grows with each daemon. One daemon's answers are nothing to a session that goes on with another."""
         return self.welcome.epoch
 
     def memory(self, pool: str) -> Memory:

@@ -94,7 +94,7 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._link.closed else "connected" if self._link.core.session else "no daemon"
+        state = "closed" if self._link.closed else "connected" if self._link.present() else "no daemon"
         return f"<Client of {self._link.endpoint.address}: {state}>"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from radixkv.client.batch import (
     CommitItem,
@@ -15,13 +16,14 @@ from radixkv.client.batch import (
     FreeItem,
     HandoffItem,
     Item,
+    Part,
     ShareItem,
     TruncateItem,
     as_error,
     lost,
     pack,
 )
-from radixkv.client.core import Core
+from radixkv.client.core import Away, Core
 from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
 from radixkv.client.namespace import Namespace
 from radixkv.client.outbox import Deferred, Event
@@ -46,7 +48,7 @@ from radixkv.commands import (
     Statistics,
     Stats,
 )
-from radixkv.errors import BadRequest, SessionLost, StaleHandle, Timeout, Unavailable, VersionMismatch
+from radixkv.errors import BadRequest, RadixKVError, SessionLost, StaleHandle, Timeout, Unavailable, VersionMismatch
 
 R = TypeVar("R", bound=Reply)
 
@@ -81,14 +83,20 @@ class Found:
 
 def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
     identity = core.sequence_ids(1)
-    body = Reserve(
-        pool.name, identity, want.namespace.canonical, want.tokens, want.headroom, want.last_page, want.wait_s
-    )
+    asked = itertools.count()
+    until = core.clock() + want.wait_s
+
+    def body() -> Reserve:
+        wait_s = min(want.wait_s, max(0.0, until - core.clock())) if next(asked) else want.wait_s
+        return Reserve(
+            pool.name, identity, want.namespace.canonical, want.tokens, want.headroom, want.last_page, wait_s
+        )
 
     def grant(reply: Reply) -> Grant:
         got = expect(reply, Reserved)
         return Grant(
             id=identity,
+            namespace=want.namespace.canonical,
             tokens=want.tokens,
             page_table=got.page_table,
             committed_tokens=got.cached_tokens,
@@ -98,7 +106,7 @@ def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
             copy=want.copy,
         )
 
-    return (yield from _obtain(core, pool, body, grant))
+    return (yield from _obtain(pool, identity, _Obtain(body, grant), want.wait_s))
 
 
 def adopt(core: Core, pool: PoolState, ticket: Any, copy: bool) -> Verb[SequenceState]:
@@ -110,6 +118,7 @@ def adopt(core: Core, pool: PoolState, ticket: Any, copy: bool) -> Verb[Sequence
         got = expect(reply, Adopted)
         return Grant(
             id=identity,
+            namespace=got.namespace,
             tokens=got.tokens,
             page_table=got.page_table,
             committed_tokens=got.committed_tokens,
@@ -119,26 +128,64 @@ def adopt(core: Core, pool: PoolState, ticket: Any, copy: bool) -> Verb[Sequence
             copy=copy,
         )
 
-    return (yield from _obtain(core, pool, Adopt(pool.name, ticket, identity), grant))
+    return (yield from _obtain(pool, identity, _Obtain(lambda: Adopt(pool.name, ticket, identity), grant)))
 
 
-def _obtain(core: Core, pool: PoolState, body: Reserve | Adopt, grant: Callable[[Reply], Grant]) -> Verb[SequenceState]:
+class _Obtain(NamedTuple):
+    """What is asked for a sequence, and what the answer grants."""
+
+    body: Callable[[], Body]
+    grant: Callable[[Reply], Grant]
+
+
+class _Obtaining(Part):
+    """A request for a sequence. The sequence is made by the reply, not by the verb later on: what exists is claimed."""
+
+    __slots__ = ("_how", "_pool", "_session", "error", "seq")
+
+    def __init__(self, pool: PoolState, session: Session, how: _Obtain) -> None:
+        self._pool = pool
+        self._session = session
+        self._how = how
+        self.seq: SequenceState | None = None
+        self.error: RadixKVError | None = None
+
+    def body(self) -> Body:
+        return self._how.body()
+
+    def settle(self, reply: Reply) -> None:
+        try:
+            self.seq = self._pool.make(self._session, self._how.grant(reply))
+        except RadixKVError as error:
+            self.error = error
+
+    def outcome(self) -> SequenceState:
+        if self.seq is None:
+            raise self.error or VersionMismatch("no answer")
+        return self.seq
+
+
+def _obtain(pool: PoolState, identity: int, how: _Obtain, wait_s: float = 0.0) -> Verb[SequenceState]:
     """Ask for a sequence. Whatever goes wrong on this side, nothing is left behind for it in the daemon."""
-    wait_s = body.wait_s if isinstance(body, Reserve) else 0.0
     for _ in range(SESSIONS_TRIED):
         session: Session = yield NeedSession()
         session.memory(pool.name)
-        ask = Ask(session, [body], wait_s)
+        part = _Obtaining(pool, session, how)
+        ask = Ask(session, [part], wait_s)
         try:
-            (reply,) = yield ask
+            (reply,) = yield from persist(ask)
             if not lost(reply):
-                return pool.make(session, grant(reply))
-        except Unavailable:
+                seq = part.outcome()
+                yield from _confirmed(session, [seq])
+                return seq
+        except (Unavailable, SessionLost):
             if not session.over:
                 raise
         except BaseException:
             if not _refused(ask):
-                core.give_up(ask, body.seq)
+                pool.core.give_up(ask, identity)
+            if part.seq is not None:
+                part.seq.closed = True
             raise
         # The session is over, and with it whatever this may have led to. Once more, in the next session.
     raise SessionLost("the daemon ends each session at once")
@@ -170,8 +217,8 @@ def _ask_anyone(body: Body) -> Verb[Reply]:
     for _ in range(SESSIONS_TRIED):
         session: Session = yield NeedSession()
         try:
-            (reply,) = yield Ask(session, [body])
-        except Unavailable:
+            (reply,) = yield from persist(Ask(session, [body]))
+        except (Unavailable, SessionLost):
             if not session.over:
                 raise
             continue
@@ -188,7 +235,7 @@ def flush(core: Core, pool: PoolState, timeout: float | None) -> Verb[None]:
     until = None if timeout is None else core.clock() + seconds("timeout", timeout)
     while waiting := core.outbox.unfinished(pool):
         session: Session = yield NeedSession()
-        yield Ask(session)
+        yield from persist(Ask(session))
         waiting = core.outbox.unfinished(pool)
         if not waiting:
             break
@@ -282,6 +329,9 @@ def handoff(core: Core, seq: SequenceState, ttl: float, after: Event | None) -> 
 def same_session(seq: SequenceState) -> Verb[Session]:
     """The sequence's session, if it is the present one. Errors: SessionLost, Unavailable."""
     session: Session = yield NeedSession()
+    if seq.lost:
+        seq.closed = True
+        raise SessionLost("the sequence did not outlive the daemon", seq=seq.id)
     if seq.session is not session:
         seq.closed = True
         raise SessionLost("the session in which this sequence was made is over", seq=seq.id)
@@ -294,7 +344,7 @@ def ready(seq: SequenceState) -> Verb[Session]:
         raise SessionLost("the session is over") if seq.session.over else StaleHandle("freed or handed off", seq=seq.id)
     session = yield from same_session(seq)
     for outgoing in list(seq.unsettled):
-        yield Repeat(session, outgoing)
+        yield from persist(Repeat(session, outgoing))
     if seq.closed:
         raise StaleHandle("handed off", seq=seq.id)
     if seq.broken is not None:
@@ -315,9 +365,41 @@ def _change(core: Core, item: Item, after: Event | None) -> Verb[None]:
     item.outcome()
 
 
+def persist(effect: Ask | Repeat) -> Verb[Any]:
+    """Carry it out. If the daemon goes away: what it has not answered, with the next one, once the session has resumed.
+
+    Errors: SessionLost when the next daemon does not know the session; Unavailable when none comes in time.
+    """
+    while True:
+        try:
+            return (yield effect)
+        except Away:
+            session: Session = yield NeedSession(effect.wait_s if isinstance(effect, Ask) else 0.0)
+        if session is not effect.session:
+            raise SessionLost("the session is over: the next daemon does not know it")
+
+
+def _confirmed(session: Session, sequences: Iterable[SequenceState]) -> Verb[None]:
+    """A daemon's last words are good when the next one has confirmed them."""
+    if session.away and not all(seq.sound for seq in sequences):
+        try:
+            yield NeedSession()
+        except Unavailable:
+            return  # carried out all the same, and valid() says no until then
+
+
 def deliver(session: Session, items: Sequence[Item]) -> Verb[list[Reply]]:
     """Send items and settle them; one round trip, however many messages it takes."""
-    return (yield Ask(session, pack(items)))  # type: ignore[no-any-return]
+    try:
+        replies: list[Reply] = yield from persist(Ask(session, pack(items)))
+    except BaseException:
+        for item in items:
+            if isinstance(item, FreeItem) and item.error is None:  # nobody else sees to it
+                item.seq.pool.core.outbox.drop(session, item.seq.id)
+        raise
+    made = [child for item in items if isinstance(item, ShareItem) for child in item.value or ()]
+    yield from _confirmed(session, [*(item.seq for item in items), *made])
+    return replies
 
 
 def drain(core: Core, session: Session, seq: SequenceState) -> Verb[None]:
@@ -345,7 +427,7 @@ def _quiet(core: Core, session: Session, seq: SequenceState, busy: Callable[[Seq
         if core.outbox.flying(seq):
             yield NeedQuiet(seq)
         else:
-            yield Ask(session)
+            yield from persist(Ask(session))
     failure = seq.pool.core.outbox.seen(seq)
     if failure is not None:
         raise failure

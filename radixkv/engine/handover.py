@@ -47,7 +47,8 @@ def adopt(state: State, session: Worker, body: Adopt) -> Reply:
     if seq.source >= 0:
         rows.append((seq.source, seq.pages[seq.published], seq.committed % pool.page_size))
     writable = seq.published * pool.page_size
-    return Adopted(bytes(seq.tokens), seq.pages.tobytes(), seq.committed, seq.cached, writable, rows)
+    name = pool.namespaces.of(seq.root).canonical
+    return Adopted(bytes(seq.tokens), seq.pages.tobytes(), seq.committed, seq.cached, writable, rows, name)
 
 
 def _own(state: State, pool: Pool, seq: Sequence) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from radixkv.commands import PROTOCOL_VERSION, AttachReply, Failure, Hello, MapPool, PoolMap, Welcome
+from radixkv.commands import PROTOCOL_VERSION, AttachReply, Failure, Hello, MapPool, PoolMap, Rejoin, Welcome
 from radixkv.errors import BadRequest, PermissionDenied, RadixKVError, Unavailable, VersionMismatch, from_code
 from radixkv.ipc import wire
 from radixkv.ipc.endpoint import Endpoint, check_directory
@@ -190,6 +190,8 @@ class Attachment:
             check_directory(endpoint)
         except FileNotFoundError as error:
             raise Unavailable(f"no daemon at {endpoint.address}") from error
+        self._timeout = timeout
+        self._lifeline = -1
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(timeout)
         try:
@@ -206,10 +208,36 @@ class Attachment:
 
     def hello(self, name: str = "") -> Welcome:
         """Open a session. Errors: VersionMismatch, LimitExceeded, Draining, PermissionDenied."""
-        reply, fds = self._ask(Hello(PROTOCOL_VERSION, name))
-        _close_all(fds)
-        if isinstance(reply, Welcome):
+        return self._enter(Hello(PROTOCOL_VERSION, name))
+
+    def rejoin(self, session: int, token: bytes) -> Welcome:
+        """Go on with a session of an earlier daemon's time: the same session, a new epoch.
+
+        Waits as long as the connection stands, whatever the timeout: to hang up on a daemon that then takes the rejoin
+        in would end the session. Errors: SessionLost (not known, or another's), Draining.
+        """
+        self._socket.settimeout(None)
+        try:
+            return self._enter(Rejoin(PROTOCOL_VERSION, session, token))
+        finally:
+            if self.fileno() >= 0:
+                self._socket.settimeout(self._timeout)
+
+    def take_lifeline(self) -> int:
+        """The file descriptor that came with the welcome, now the caller's; -1 if there is none.
+
+        It is to be kept open as long as this process could write to a pool's memory: to the daemons, one after the
+        other, its end says that nobody is left who inherited the connection.
+        """
+        lifeline, self._lifeline = self._lifeline, -1
+        return lifeline
+
+    def _enter(self, question: Hello | Rejoin) -> Welcome:
+        reply, fds = self._ask(question)
+        if isinstance(reply, Welcome) and len(fds) <= 1:
+            self._lifeline = fds[0] if fds else -1
             return reply
+        _close_all(fds)
         raise _unexpected(reply)
 
     def map_pool(self, name: str) -> Mapping:
@@ -222,8 +250,10 @@ class Attachment:
 
     def close(self) -> None:
         self._socket.close()
+        if self._lifeline >= 0:
+            os.close(self.take_lifeline())
 
-    def _ask(self, question: Hello | MapPool) -> tuple[AttachReply, list[int]]:
+    def _ask(self, question: Hello | Rejoin | MapPool) -> tuple[AttachReply, list[int]]:
         try:
             self._socket.send(wire.encode_attach(question))
             packet, fds = _receive(self._socket)

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from radixkv.client.core import Core, no_reply
+from radixkv.client.core import Away, Core, no_reply
 from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
 from radixkv.client.pool import PoolState
+from radixkv.client.resume import resume
 from radixkv.client.sequence import Grant, SequenceState
 from radixkv.client.session import Session
 from radixkv.commands import CopyRow, Reply, Request, Welcome
@@ -78,6 +79,10 @@ class KeepingPool(PoolState):
         return seq
 
 
+def welcome(session: int, epoch: int = 1, resumes: bool = False) -> Welcome:
+    return Welcome(1, session, epoch, 0, b"t" * 16, f"boot {epoch}", "cache", ["p"], 5.0, 60.0, resumes=resumes)
+
+
 class Desk:
     """Runs verbs; ``answer`` gives the reply to each request, or None for silence."""
 
@@ -88,14 +93,40 @@ class Desk:
         self.pool = KeepingPool(self.core, "p")
         self.answer: Answer = lambda request: None
         self.seen: list[Request] = []
+        self.while_away: Callable[[], Any] = lambda: None
+        """What happens while a verb waits for the session to come back."""
+        self.daemon_lives = True
         self.connect()
 
-    def connect(self) -> Session:
-        session = Session(Welcome(1, 70 + len(self.seen), 1, 0, b"t" * 16, "boot", "cache", ["p"], 5.0, 60.0))
+    def connect(self, resumes: bool = False) -> Session:
+        """``resumes``: the daemon has a keeper."""
+        session = Session(welcome(70 + len(self.seen), resumes=resumes))
         session.memories["p"] = self.memory
+        session.daemon_lives = lambda: self.daemon_lives
         self.pool.current = self.memory
+        self.epoch = session.epoch
         self.core.opened(session)
         return session
+
+    def die(self) -> None:
+        """The daemon: nothing comes from it any more, and whoever looks notices."""
+        self.daemon_lives = False
+        self.core.left(self.session, self.epoch)
+
+    def come_back(self) -> None:
+        """The next daemon: rejoin, and all claims to it."""
+        for _ in self.coming_back():
+            pass
+
+    def coming_back(self) -> Iterator[Ask]:
+        """The same, with a halt before each message."""
+        session = self.session
+        claimed = self.core.rejoined(session, welcome(session.id, session.epoch + 1, resumes=True))
+        self.epoch, self.daemon_lives = session.epoch, True
+        for ask in resume(self.core, session, claimed):
+            yield ask
+            self._carry_out(ask)
+        self.core.resumed(session, self.epoch)
 
     @property
     def session(self) -> Session:
@@ -113,7 +144,8 @@ class Desk:
         given = {"committed_tokens": 0, "cached_tokens": 0, "writable_from_tokens": 0, "copy_rows": [], "copy": True}
         table = np.array(list(pages), np.int32).tobytes()
         packed = np.arange(tokens, dtype=np.uint32).tobytes()
-        return self.pool.make(self.session, Grant(self.core.sequence_ids(1), packed, table, **{**given, **facts}))
+        grant = Grant(self.core.sequence_ids(1), b"ns", packed, table, **{**given, **facts})
+        return self.pool.make(self.session, grant)
 
     def run(self, verb: Verb[T]) -> T:
         try:
@@ -135,14 +167,16 @@ class Desk:
     def _carry_out(self, effect: Any) -> Any:
         match effect:
             case NeedSession():
-                if self.core.session is None:
+                if self.core.session is not None and self.core.session.away:
+                    self.while_away()
+                if self.core.session is None or self.core.session.away:
                     raise Unavailable("nobody there")
                 return self.core.session
             case Ask():
-                self._exchange(self.core.envelop(effect, self.now + 5.0 + effect.wait_s), effect.session)
+                self._exchange(self.core.envelop(effect, self.now + 5.0 + effect.wait_s, self.epoch), effect.session)
                 return effect.answers()
             case Repeat():
-                self._exchange(self.core.again(effect), effect.session)
+                self._exchange(self.core.again(effect, self.epoch), effect.session)
                 return effect.outgoing.reply
             case Synchronize():
                 return effect.event.synchronize()
@@ -160,6 +194,9 @@ class Desk:
             reply = self.answer(out.request)
             if reply is not None:
                 self.core.receive(out.request.id, reply, session)
+        if session.away and any(out.reply is None for out in outgoing):
+            self.core.abandon(outgoing, session, Unavailable("the daemon went away"))
+            raise Away("the daemon went away")
         if any(out.reply is None for out in outgoing):
             self.now = max(out.request.deadline for out in outgoing)
             error = no_reply(self.core)

@@ -32,10 +32,15 @@ class Nobody:
         self.id = identity
         self.unsettled: list[Any] = []
         self.broken = None
+        self.lost = False
         self.committed = 0
+        self.gone = False
 
     def committed_to(self, n: int) -> None:
         self.committed = n
+
+    def given_up(self) -> None:
+        self.gone = True
 
 
 def make(kind: str, seq: Any) -> Item:

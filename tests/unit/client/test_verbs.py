@@ -84,7 +84,7 @@ def test_an_interrupted_reserve_is_freed_only_when_it_cannot_be_executed_any_mor
     verb = verbs.reserve(desk.core, desk.pool, want(wait_s=60.0))
     next(verb)
     ask = verb.send(desk.session)
-    (out,) = desk.core.envelop(ask, desk.now + 65.0)
+    (out,) = desk.core.envelop(ask, desk.now + 65.0, desk.epoch)
     with pytest.raises(KeyboardInterrupt):
         verb.throw(KeyboardInterrupt())
     desk.answer = good
