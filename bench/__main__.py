@@ -11,7 +11,7 @@ import sys
 
 from bench.rows import Row, print_table
 
-MODULES = ("index", "ipc", "daemon")
+MODULES = ("index", "ipc", "daemon", "deaths")
 
 
 def rows_of(module: str) -> list[Row]:

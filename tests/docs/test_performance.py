@@ -11,14 +11,19 @@ from bench.scale import BYTES_BAR
 
 FOLDER = Path(__file__).parents[2]
 PAGE = (FOLDER / "docs" / "performance.md").read_text(encoding="utf-8")
-NAME = re.compile(r'f?"((?:index|ipc|daemon)\.[\w{}]+)"')
-FILLED = {"{tokens}": [str(tokens) for tokens in LENGTHS], "{part}": list(BYTES_BAR), "{edges}": ["1"]}
+NAME = re.compile(r'f?"((?:index|ipc|daemon|deaths)\.[\w{}]+)"')
+FILLED = {
+    "{tokens}": [str(tokens) for tokens in LENGTHS],
+    "{part}": list(BYTES_BAR),
+    "{edges}": ["1"],
+    "{name}": ["one", "all"],
+}
 
 
 def printed_names() -> list[str]:
     """The names of all rows, as the modules' source has them."""
     names = []
-    for module in ("index", "scale", "ipc", "daemon"):
+    for module in ("index", "scale", "ipc", "daemon", "deaths"):
         for name in NAME.findall((FOLDER / "bench" / f"{module}.py").read_text(encoding="utf-8")):
             gap = re.search(r"{\w+}", name)
             names += [name.replace(gap[0], value) for value in FILLED[gap[0]]] if gap else [name]
@@ -35,7 +40,15 @@ def test_there_are_as_many_rows_as_the_modules_print() -> None:
 
 
 def test_every_peer_and_module_is_there() -> None:
-    for word in ("make bench", "make bench-peers", "bench.index", "bench.ipc", "bench.daemon", "bench.gpu"):
+    for word in (
+        "make bench",
+        "make bench-peers",
+        "bench.index",
+        "bench.ipc",
+        "bench.daemon",
+        "bench.deaths",
+        "bench.gpu",
+    ):
         assert word in PAGE
     for peer in PEERS:
         assert peer.name.split()[0] in PAGE.lower()
