@@ -64,7 +64,7 @@ def _copied(state: State, session: Worker, identity: int) -> None:
 def _free(state: State, session: Worker, item: Free) -> None:
     seq, pool = state.known(session, item.seq)
     del session.sequences[item.seq]
-    state.charge(session, pool, -seq.charged)
+    state.charge(session, pool, seq.shared - len(seq.pages))
     pool.close(seq)
 
 

@@ -32,7 +32,7 @@ def do_reserve(pool: Pool, session: int, root: Root, body: Reserve, plan: Reserv
         rows.append((seq.source, new[0], pool.page_size - 1))
     pool.opened(seq)
     counters = pool.counters
-    counters["asked_tokens"] += seq.length
+    counters["asked_tokens"] += len(body.tokens) // TOKEN_BYTES
     counters["hit_tokens"] += cached
     return seq, Reserved(table, cached, shared * pool.page_size, rows)
 

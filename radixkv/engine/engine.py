@@ -63,10 +63,8 @@ class Engine(State):
     def step(self, command: Command, now: float) -> Outcome:
         """Carry out one command at ``now`` (monotonic seconds). See ``commands.Outcome``."""
         reply = self._request(command, now) if type(command) is Request else self._internal(command, now)
-        for pool in self.pools.values():
-            if pool.waiting.line:
-                reserving.serve_waiting(self, now)
-                break
+        if self.queued:
+            reserving.serve_waiting(self, now)
         outcome = Outcome(reply, self.writes.copy())
         self.writes.clear()
         if self.granted or self.ended:

@@ -37,6 +37,8 @@ def check(engine: Engine) -> None:
         _waiting(engine, pool)
         _metrics(pool, own, trees)
     _sessions(engine, sequences)
+    queued = sum(len(pool.waiting) for pool in engine.pools.values())
+    need(engine.queued == queued, "I24", f"{engine.queued} requests wait, counted {queued}")
 
 
 def need(true: bool, name: str, message: str) -> None:
@@ -301,7 +303,7 @@ def _sessions(engine: Engine, sequences: list[Sequence]) -> None:
     sessions = engine.sessions.all()
     for session in sessions:
         need(len(session.window) <= engine.config.server.keep_replies, "I19", "too many replies are kept")
-        need(session.window.span_used() <= SPAN, "I18", "the window of request ids is wider than it may be")
+        need(session.window.missing() < SPAN, "I18", "the window of request ids is wider than it may be")
         for identity, seq in session.sequences.items():
             need(seq.id == identity, "I15", f"sequence {seq.id} is filed under {identity}")
             need(seq.session == session.id, "I15", f"sequence {seq.id} believes in another session")

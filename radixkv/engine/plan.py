@@ -154,7 +154,7 @@ def plan_extend(pool: Pool, session: Worker, seq: Sequence, new: int) -> None:
 
 def check_commit(seq: Sequence, item: Commit) -> None:
     """Errors: BadRequest."""
-    if not seq.committed <= item.n <= seq.length:
+    if not seq.committed <= item.n <= len(seq.tokens) // TOKEN_BYTES:
         raise BadRequest(
             "commit counts from token 0, never goes back and never beyond the length",
             n=item.n,

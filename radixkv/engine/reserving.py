@@ -24,7 +24,11 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
     behind_others = bool(body.wait_s and pool.waiting)
     try:
         if not behind_others:
-            return _carry_out(state, session, pool, body, state.insist(session, plan.plan_reserve, pool, session, body))
+            try:
+                planned = plan.plan_reserve(pool, session, body)
+            except OutOfPages:
+                planned = state.insist(session, plan.plan_reserve, pool, session, body)
+            return _carry_out(state, session, pool, body, planned)
         plan.plan_reserve(pool, session, body)
     except OutOfPages as error:
         if error.never_fits or not body.wait_s:
@@ -45,11 +49,12 @@ def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned
 
 
 def _wait(state: State, session: Worker, pool: Pool, waiting: Waiting) -> None:
-    queued = sum(len(other.waiting) for other in state.pools.values())
-    if queued >= state.config.limits.queued:
-        raise LimitExceeded("too many requests wait already", queued=queued, limit=state.config.limits.queued)
+    limit = state.config.limits.queued
+    if state.queued >= limit:
+        raise LimitExceeded("too many requests wait already", queued=state.queued, limit=limit)
     session.waiting[waiting.request] = pool.name
     pool.waiting.join(waiting)
+    state.queued += 1
 
 
 def serve_waiting(state: State, now: float) -> None:
@@ -85,6 +90,7 @@ def _serve_front(state: State, pool: Pool) -> None:
 
 def answer_waiting(state: State, pool: Pool, waiting: Waiting, reply: Reply) -> None:
     pool.waiting.leave(waiting.session, waiting.request)
+    state.queued -= 1
     session = state.sessions.find_quietly(waiting.session)
     del session.waiting[waiting.request]
     session.window.keep(waiting.request, reply)

@@ -24,7 +24,7 @@ def snapshot(engine: Engine) -> dict[str, Any]:
         "pools": {name: _pool(pool) for name, pool in engine.pools.items()},
         "sessions": len(engine.sessions),
         "in_transit": len(engine.transit),
-        "queued": sum(len(pool.waiting) for pool in engine.pools.values()),
+        "queued": engine.queued,
         "counters": counters,
     }
 

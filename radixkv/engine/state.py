@@ -46,6 +46,8 @@ class State:
         self.quarantine: dict[int, dict[str, list[int]]] = {}
         """By ended session: pages its process could still write to."""
         self.counters = dict.fromkeys(COUNTERS, 0)
+        self.queued = 0
+        """Requests that wait, in the lines of all pools."""
         self.draining = False
         self.resuming: set[int] = set()
         """Sessions of an earlier daemon's time that have not said yet what is theirs."""
@@ -161,6 +163,7 @@ class State:
         for pool in self.pools.values():
             for request in [request for request, name in session.waiting.items() if name == pool.name]:
                 pool.waiting.leave(session.id, request)
+                self.queued -= 1
                 self.granted.append(Granted(session.id, request, over))
 
     def close_some(self, budget: int) -> None:

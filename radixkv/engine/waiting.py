@@ -20,35 +20,34 @@ class Waiting(NamedTuple):
 
 class WaitingLine:
     def __init__(self) -> None:
-        self.line: OrderedDict[tuple[int, int], Waiting] = OrderedDict()
-        """By session and request, the first first. For others to look at."""
+        self._line: OrderedDict[tuple[int, int], Waiting] = OrderedDict()
         self._ends: list[tuple[float, int, int]] = []
         """Heap of (until, session, request); those that have left the line are skipped."""
 
     def __len__(self) -> int:
-        return len(self.line)
+        return len(self._line)
 
     def all(self) -> list[Waiting]:
-        return list(self.line.values())
+        return list(self._line.values())
 
     def join(self, waiting: Waiting) -> None:
-        self.line[waiting.session, waiting.request] = waiting
+        self._line[waiting.session, waiting.request] = waiting
         heapq.heappush(self._ends, (waiting.until, waiting.session, waiting.request))
 
     def leave(self, session: int, request: int) -> Waiting | None:
-        left = self.line.pop((session, request), None)
-        if len(self._ends) > 2 * len(self.line) + 64:  # whoever joins and leaves all day must not fill the heap
-            self._ends = [(waiting.until, *key) for key, waiting in self.line.items()]
+        left = self._line.pop((session, request), None)
+        if len(self._ends) > 2 * len(self._line) + 64:  # whoever joins and leaves all day must not fill the heap
+            self._ends = [(waiting.until, *key) for key, waiting in self._line.items()]
             heapq.heapify(self._ends)
         return left
 
     def first(self) -> Waiting:
-        return next(iter(self.line.values()))
+        return next(iter(self._line.values()))
 
     def next_end(self) -> float | None:
         """When the first of those that wait gives up."""
         ends = self._ends
-        while ends and ends[0][1:] not in self.line:
+        while ends and ends[0][1:] not in self._line:
             heapq.heappop(ends)
         return ends[0][0] if ends else None
 
@@ -57,5 +56,5 @@ class WaitingLine:
         out = []
         while (end := self.next_end()) is not None and end <= now:
             _, session, request = heapq.heappop(self._ends)
-            out.append(self.line.pop((session, request)))
+            out.append(self._line.pop((session, request)))
         return out

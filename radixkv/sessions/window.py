@@ -7,7 +7,6 @@ several sockets.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Generic, TypeVar
 
 from radixkv.errors import BadRequest
@@ -16,44 +15,51 @@ R = TypeVar("R")
 
 SPAN = 1024
 """How far behind the newest id a request may arrive and still be executed."""
-_MASK = (1 << SPAN) - 1
 
 
 class ReplyWindow(Generic[R]):
     def __init__(self, keep: int) -> None:
         self._keep = keep
-        self._replies: OrderedDict[int, R] = OrderedDict()
+        self._replies: dict[int, R] = {}
+        """The oldest first."""
         self._newest = 0
-        self._seen = 0
-        """Bit i: id newest - i has been taken in."""
+        self._missing: set[int] = set()
+        """Ids below the newest that have not been taken in and still may be."""
 
     def __len__(self) -> int:
         return len(self._replies)
 
-    def span_used(self) -> int:
-        """How far back the window reaches now, in ids."""
-        return self._seen.bit_length()
+    def missing(self) -> int:
+        """How many ids have been overtaken and may still come."""
+        return len(self._missing)
 
     def admit(self, request: int) -> R | None:
         """None: new, execute it. Otherwise the reply it got already.
 
         Errors: BadRequest when it is a repeat whose reply is no longer kept, or too old to know.
         """
-        ahead = request - self._newest
-        if ahead > 0:
-            self._seen = ((self._seen << ahead) & _MASK) | 1 if ahead < SPAN else 1
+        newest = self._newest
+        if request > newest:
+            if request > newest + 1:
+                self._overtake(request)
             self._newest = request
             return None
         kept = self._replies.get(request)
         if kept is not None:
             return kept
-        if -ahead >= SPAN or self._seen >> -ahead & 1:
-            raise BadRequest("this request id is too old: its reply is no longer kept", id=request, newest=self._newest)
-        self._seen |= 1 << -ahead
+        if request <= newest - SPAN or request not in self._missing:
+            raise BadRequest("this request id is too old: its reply is no longer kept", id=request, newest=newest)
+        self._missing.remove(request)
         return None
+
+    def _overtake(self, request: int) -> None:
+        """The ids between the newest one and ``request`` may still come, as far as the window reaches."""
+        oldest = max(1, request - SPAN + 1)
+        self._missing = {old for old in self._missing if old >= oldest}
+        self._missing.update(range(max(self._newest + 1, oldest), request))
 
     def keep(self, request: int, reply: R) -> None:
         replies = self._replies
         replies[request] = reply
         if len(replies) > self._keep:
-            replies.popitem(last=False)
+            del replies[next(iter(replies))]

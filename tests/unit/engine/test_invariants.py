@@ -371,6 +371,11 @@ def who_waits_is_forgotten(world):
     world.other.waiting.clear()
 
 
+@breaks("I24", "requests wait, counted")
+def who_waits_is_not_counted(world):
+    world.engine.queued -= 1
+
+
 @breaks("I10", "nobody would wake those who wait")
 def nobody_looks_at_the_clock(world):
     world.pool.waiting._ends.clear()
@@ -385,7 +390,7 @@ def too_many_replies_are_kept(world):
 
 @breaks("I18", "wider than it may be")
 def the_window_is_too_wide(world):
-    world.session.window._seen |= 1 << SPAN
+    world.session.window._missing = set(range(SPAN))
 
 
 @breaks("I15", "belongs to two holders")
