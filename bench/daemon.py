@@ -1,23 +1,32 @@
-"""``python -m bench.daemon``: what an idle daemon costs: CPU, memory, time to start. See docs/performance.md."""
+"""``python -m bench.daemon``: what a daemon costs: to start, idle, and after a SIGKILL. See docs/performance.md."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import radixkv
 from bench.rows import Row, report, row, single
 from bench.serving import serving
 from bench.stopwatch import process_cpu_s, summarize
+from bench.workload import PAGE_SIZE, fresh, generator
 
+NAMESPACE = radixkv.Namespace(model="bench")
 STARTS = 5
 IDLE_S = 11.0
 """Two heartbeats of a connected client are in it."""
 
-IDLE_BAR_PERCENT, RSS_BAR_MB, START_BAR_S = 1.0, 80.0, 1.0
+RECOVERIES = 5
+RECOVERED_PAGES, SEQUENCE_PAGES = 100_000, 250
+RECOVERY_POOL = "name=default,layers=1,kv_heads=1,head_dim=8,dtype=float16,page_size=16,pages=131072"
+
+IDLE_BAR_PERCENT, RSS_BAR_MB, START_BAR_S, RECOVER_BAR_S = 1.0, 80.0, 1.0, 1.0
 
 
 def main() -> None:
@@ -37,6 +46,28 @@ def rows() -> Iterator[Row]:
         yield single("daemon.idle_cpu_percent", "%", idle_cpu_percent(daemon.pid), IDLE_BAR_PERCENT)
         yield single("daemon.rss_mb", "MB", resident_bytes(daemon.pid) / 1e6, RSS_BAR_MB)
         client.close()
+    yield row("daemon.recover_s", "s", summarize(list(recoveries())), RECOVER_BAR_S, reference=median(starts))
+
+
+def recoveries() -> Iterator[float]:
+    """Seconds from SIGKILL to the first hit that the next daemon serves, connecting and mapping included."""
+    source = generator(7)
+    prompts = [fresh(source, SEQUENCE_PAGES * PAGE_SIZE) for _ in range(RECOVERED_PAGES // SEQUENCE_PAGES)]
+    with serving(["--supervised", "--pool", RECOVERY_POOL]) as daemon:
+        with radixkv.connect(daemon.endpoint) as client:
+            pool = client.pool("default")
+            for prompt in prompts:
+                with pool.reserve(prompt, namespace=NAMESPACE) as seq:
+                    seq.commit(len(prompt))
+            assert client.stats().pools["default"].pages["cached"] == RECOVERED_PAGES
+        for prompt in prompts[:RECOVERIES]:
+            begin = time.monotonic()
+            os.kill(daemon.pid, signal.SIGKILL)
+            with radixkv.connect(daemon.endpoint, timeout=60.0) as client:
+                with client.pool("default").reserve(prompt, namespace=NAMESPACE) as seq:
+                    assert seq.cached_tokens == len(prompt) - 1
+                yield time.monotonic() - begin
+            daemon = daemon.next()  # noqa: PLW2901 - the one that goes on
 
 
 def idle_cpu_percent(pid: int) -> float:

@@ -9,8 +9,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 SMALL_POOL = "name=default,layers=1,kv_heads=1,head_dim=8,dtype=float16,page_size=16,pages=32768"
 """16 MiB: pages of 512 bytes, so that the arena does not matter where it is not what is measured; more pages than any
@@ -24,6 +25,11 @@ class Serving:
     endpoint: str
     pid: int
     start_s: float
+    stdout: IO[str]
+
+    def next(self) -> Serving:
+        """With ``--supervised``: the daemon that came after this one's death, when it is ready."""
+        return replace(self, pid=json.loads(self.stdout.readline())["pid"])
 
 
 @contextmanager
@@ -41,7 +47,7 @@ def serving(flags: Sequence[str] = ()) -> Iterator[Serving]:
                 start_s = time.monotonic() - begin
                 if line:
                     ready = json.loads(line)
-                    yield Serving(ready["endpoint"], ready["pid"], start_s)
+                    yield Serving(ready["endpoint"], ready["pid"], start_s, process.stdout)
             finally:
                 process.terminate()
         if process.returncode or not line:

@@ -159,7 +159,7 @@ class Daemon:
         gc.freeze()
         gc.disable()
         try:
-            self.members.adopt(self._parts.stored, [session.id for session in self._engine.sessions.all()])
+            self._meet_again()
             self._announce()
             self._loop()
         except Exception as error:  # noqa: BLE001 (whatever it is, it is a bug, and nothing here may be trusted any more)
@@ -167,6 +167,12 @@ class Daemon:
             return EXIT_BROKEN
         self._log.info("stopped", dropped_replies=self._router.dropped_replies, malformed=self._router.malformed)
         return EXIT_DRAINED
+
+    def _meet_again(self) -> None:
+        """Watch the workers of an earlier daemon's time, who are expected back."""
+        known = [session.id for session in self._engine.sessions.all()]
+        for session in self.members.adopt(self._parts.stored, known):
+            self._log.warning("the store lost a session: its private pages are out of use for good", session=session)
 
     def _loop(self) -> None:
         requests = self._router.socket

@@ -141,10 +141,11 @@ class Members:
         """Sessions whose processes or connections are not known to be gone."""
         return len(self._sessions)
 
-    def adopt(self, stored: Stored, known: Collection[int]) -> None:
+    def adopt(self, stored: Stored, known: Collection[int]) -> list[int]:
         """Watch what the store has of an earlier daemon's members. ``known``: sessions that the core waits for.
 
-        One that nobody could watch is over, and its pages stay out of use: nothing will tell when it is gone.
+        Those that nothing can watch are over, and their private pages stay out of use: nothing will tell when their
+        processes are gone. They are returned.
         """
         for (identity, rank), name in stored_members(stored).items():
             fds = {stat.S_ISFIFO(os.fstat(fd).st_mode): fd for fd in stored[name]}
@@ -156,9 +157,10 @@ class Members:
             self._watch(ghost, ghost.peer.pidfd, select.EPOLLIN)
             if ghost.lifeline >= 0:
                 self._watch(ghost, ghost.lifeline, 0)
-        for identity in known:
-            if identity not in self._sessions:
-                self._host.report(EndSession(identity, True, "the store has nothing to watch it by"))
+        unwatched = [identity for identity in known if identity not in self._sessions]
+        for identity in unwatched:
+            self._host.report(EndSession(identity, True, "the store has nothing to watch it by"))
+        return unwatched
 
     def handle(self, fd: int, now: float) -> bool:
         """React to a descriptor that something happened to. False: it is none of ours."""

@@ -367,6 +367,18 @@ def test_what_a_restart_cannot_mend_ends_the_keeper(keep, tmp_path: Path, code: 
     assert os.listdir(tmp_path) == []
 
 
+def test_after_a_bug_memory_is_waited_for(keep, tmp_path: Path) -> None:
+    """Old workers still map the old memory; as the first answer, 4 is final."""
+    counted = (
+        "import os, sys; from pathlib import Path; count = Path(sys.argv[1]); n = len(count.read_text());"
+        "count.write_text('x' * (n + 1)); sys.exit([70, 4, 4, 2][n])"
+    )
+    count = tmp_path / "count"
+    count.touch()
+    assert ended(keep(sys.executable, "-c", counted, str(count)))[0] == 2
+    assert os.listdir(tmp_path) == ["count"]
+
+
 def test_a_crash_loop_costs_nothing(keep, tmp_path: Path) -> None:
     """Pauses of 0, 0.1, 0.2, 0.4 ... seconds; a stop ends the pause."""
     keeper = keep("/bin/false")

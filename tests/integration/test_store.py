@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,20 +129,18 @@ def test_a_shutdown_that_comes_too_late_is_not_executed(serve, raw_worker) -> No
     assert worker.ask(Heartbeat()) == Done()
 
 
-@pytest.mark.parametrize(
-    ("flags", "pool", "part"),
-    [
+def test_memory_of_other_sizes_is_refused(serve, cached) -> None:
+    for flags, pool, part in (
         ([], POOL.replace("pages=8", "pages=16"), "pages of pool 'default' was 8 and is 16"),
         ([], POOL.replace("head_dim=8", "head_dim=16"), "head_dim of pool 'default' was 8 and is 16"),
-        ([], POOL.replace("float32", "float16"), "dtype of pool 'default' was 'float32' and is 'float16'"),
+        ([], POOL.replace("32", "16"), "dtype of pool 'default' was 'float32' and is 'float16'"),
         ([], POOL.replace("default", "other"), "pool 'default' is not configured any more"),
         (["--limits.sessions", "100"], POOL, "limits.sessions was 256 and is 100"),
-    ],
-)
-def test_memory_of_other_sizes_is_refused(serve, cached, flags: list[str], pool: str, part: str) -> None:
-    code, log = refused(serve, *flags, pool=pool)
-    assert code == 2
-    assert part in log and "--cold" in log
+    ):
+        code, log = refused(serve, *flags, pool=pool)
+        assert code == 2
+        assert part in log and "--cold" in log
+    assert serve().ready["cache_id"] == cached.ready["cache_id"], "a refusal harms nothing"
 
 
 def test_rules_of_a_pool_may_change(serve, cached, raw_worker) -> None:
@@ -195,17 +194,50 @@ def test_a_first_start_that_was_killed_is_no_start(store: StoreByHand, serve, ca
     assert store.collect() == sorted(MEMORY + DOORS)
 
 
-def test_recovery_that_fails_marks_the_table(store: StoreByHand, serve, cached) -> None:
-    """The next start is cold, instead of failing in the same way for ever."""
-    records_at = os.fstat(store.fd("table-0")).st_size - 8 * 128
-    for page in range(8):
-        os.pwrite(store.fd("table-0"), (200).to_bytes(8, "little"), records_at + page * 128 + 40)
+def test_a_session_that_nothing_can_watch_is_over(store: StoreByHand, serve, raw_worker) -> None:
+    """The store had no room for it, say. Nothing will tell when its process is gone: its pages stay out of use."""
     daemon = serve()
-    if daemon.ready is None:  # recovery may also see it as pages that nobody can trust, which is as good
-        code, log = daemon.end()
-        assert code == 70 and "next start is cold" in log
-        daemon = serve()
-    assert daemon.ready is not None
+    worker = raw_worker(daemon.ready["endpoint"], resumes=True)
+    worker.reserve(1, tokens(8))
+    daemon.end(signal.SIGKILL)
+    store.collect()
+    store.forget(f"member-{worker.welcome.session:x}-0")
+    daemon = serve()
+    assert worker.rejoin().code == "session_lost"
+    other = raw_worker(daemon.ready["endpoint"])
+    assert other.pages() == {"free": 6, "quarantined": 2}
+    _, log = daemon.end(signal.SIGKILL)
+    assert "out of use for good" in log
+
+
+BROKEN_RECOVERY = """
+import sys
+from radixkv import starting
+from radixkv.cli.app import main
+
+def recover(*what):
+    raise KeyError("planted")
+
+starting.recover = recover
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_recovery_that_fails_makes_the_next_start_cold(
+    store: StoreByHand, serve, cached, serve_command, tmp_path: Path
+) -> None:
+    """Instead of failing in the same way for ever."""
+    command = serve_command(tmp_path / "run", "--pool", POOL)
+    broken = [sys.executable, "-c", BROKEN_RECOVERY, *command[command.index("serve") :]]
+    daemon = store.start(broken)
+    assert daemon.ready is None
+    code, log = daemon.end()
+    assert code == 70
+    assert "planted" in log and "the next start is cold" in log
+    daemon = store.start(broken)
+    assert daemon.ready is not None and daemon.ready["cache_id"] != cached.ready["cache_id"]
+    assert daemon.end(signal.SIGTERM)[0] == 0
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == []
 
 
 def test_two_daemons_never_write_to_one_memory(store: StoreByHand, serve, cached, tmp_path: Path, raw_worker) -> None:
