@@ -65,7 +65,7 @@ class Item:
 
     def settle(self, result: Any) -> None:
         if isinstance(result, Failure):
-            self.error = self.seq.broken if self.seq.lost else as_error(result)
+            self.error = self.seq.lost or as_error(result)
         else:
             self.error = None
             self.apply(result)

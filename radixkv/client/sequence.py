@@ -212,9 +212,9 @@ class SequenceState:
         self.session.sequences.discard(self)
 
     @property
-    def lost(self) -> bool:
-        """While its session goes on."""
-        return isinstance(self.broken, SessionLost)
+    def lost(self) -> SessionLost | None:
+        """Why, if it did not outlive a daemon although its session did."""
+        return self.broken if isinstance(self.broken, SessionLost) else None
 
     def packed_tokens(self) -> bytes:
         return bytes(self._tokens[: self.facts.length * TOKEN_BYTES])
@@ -272,7 +272,7 @@ class SequenceState:
 
     def __repr__(self) -> str:
         facts = self.facts
-        lost = self.lost or self.session.over
+        lost = self.session.over or self.lost is not None
         state = "closed" if self.closed else "lost" if lost else f"{len(facts.page_table)} pages"
         return (
             f"<Sequence {self.id} in {self.pool.name!r}: {facts.length} tokens, {facts.committed} committed, {state}>"

@@ -331,7 +331,7 @@ def same_session(seq: SequenceState) -> Verb[Session]:
     session: Session = yield NeedSession()
     if seq.lost:
         seq.closed = True
-        raise SessionLost("the sequence did not outlive the daemon", seq=seq.id)
+        raise seq.lost
     if seq.session is not session:
         seq.closed = True
         raise SessionLost("the session in which this sequence was made is over", seq=seq.id)

@@ -95,12 +95,14 @@ class Desk:
         self.seen: list[Request] = []
         self.while_away: Callable[[], Any] = lambda: None
         """What happens while a verb waits for the session to come back."""
-        self.daemon_lives = True
+        self.sessions = 0
         self.connect()
 
     def connect(self, resumes: bool = False) -> Session:
         """``resumes``: the daemon has a keeper."""
-        session = Session(welcome(70 + len(self.seen), resumes=resumes))
+        self.sessions += 1
+        session = Session(welcome(70 + self.sessions, resumes=resumes))
+        self.daemon_lives = True
         session.memories["p"] = self.memory
         session.daemon_lives = lambda: self.daemon_lives
         self.pool.current = self.memory
@@ -235,6 +237,12 @@ def good(request: Request) -> Reply | None:
         case c.Reserve():
             pages = -(-(len(body.tokens) // 4 + body.headroom) // 4)
             return c.Reserved(np.arange(pages, dtype=np.int32).tobytes(), 0, 0)
+        case c.Adopt():
+            return c.Adopted(bytes(24), np.array([4, 5], np.int32).tobytes(), 4, 0, 4, [], b"ns")
+        case c.Compact():
+            return c.Compacted(np.array([7, 8, 9], np.int32).tobytes())
+        case c.Resume():
+            return c.Resumed([c.Kept(claim.committed, claim.committed // 4 * 4) for claim in body.claims])
     return c.Done()
 
 

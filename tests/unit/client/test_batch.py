@@ -32,7 +32,7 @@ class Nobody:
         self.id = identity
         self.unsettled: list[Any] = []
         self.broken = None
-        self.lost = False
+        self.lost = None
         self.committed = 0
         self.gone = False
 
