@@ -27,7 +27,7 @@ SERVER = {
     "lease_s": Key("SECONDS", "without a sign of life for this long a session's pages may be taken by others"),
     "heartbeat_s": Key("SECONDS", "how often a client library that is otherwise silent says that it is alive"),
     "resume_timeout_s": Key(
-        "SECONDS", "how long old sessions may come back after a restart; no effect yet: every start is cold"
+        "SECONDS", "how long after a warm start only free pages are handed out, for old sessions to come back"
     ),
     "drain_s": Key("SECONDS", "how long SIGTERM lets running work come to its end"),
     "keep_replies": Key("COUNT", "answers kept for each session, so that a repeated request gets the same one"),

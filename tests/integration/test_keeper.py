@@ -276,6 +276,48 @@ def fds(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def test_kills_while_it_starts(supervised, raw_worker, wait_until) -> None:
+    """At any moment between exec and ready: what was in the store before is there afterwards, and nothing else."""
+    daemon = supervised()
+    worker = raw_worker(daemon.endpoint, resumes=True)
+    worker.reserve(1, tokens(8))
+    assert worker.ask(Step(commit=[Commit(1, 8)])) == Stepped(commit=[None])
+    cache_id, kept = daemon.ready["cache_id"], fds(daemon.keeper_pid)
+    for _ in range(3):
+        daemon.kill_daemon()
+        for moment in MOMENTS:
+            wait_until(lambda: child_of(daemon.keeper_pid) and moment(child_of(daemon.keeper_pid)))
+            os.kill(child_of(daemon.keeper_pid), signal.SIGKILL)
+        daemon.wait_ready()
+        assert daemon.ready["cache_id"] == cache_id
+        assert isinstance(worker.rejoin(), Welcome)
+    assert worker.ask(Resume([])) == Resumed([])
+    assert worker.reserve(1, tokens(9)).cached_tokens == 8
+    assert fds(daemon.keeper_pid) == kept
+    assert worker.ask(Bye()) == Done()
+
+
+MOMENTS = (
+    lambda pid: process_state(pid) not in ("", "Z"),
+    lambda pid: "libzmq" in maps(pid),
+    lambda pid: "memfd:radixkv-table" in maps(pid),
+)
+"""Ways to see how far a daemon is that starts: not at all, loading what it needs, with its memory open."""
+
+
+def maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def child_of(pid: int) -> int:
+    """0: there is none at the moment."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0]) if children else 0
+
+
 # -- the keeper's own life --------------------------------------------------------------------------------------------
 
 
