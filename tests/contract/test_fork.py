@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import os
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,6 +165,65 @@ os.kill(os.getpid(), 9)
     finally:
         assert parent.stdin is not None
         parent.stdin.close()
+
+
+FORKS = {
+    "by Python": os.fork,
+    "by a library": ctypes.PyDLL(None).fork,  # no handler of Python's runs in the child
+}
+
+
+@pytest.mark.parametrize("how", FORKS)
+def test_a_child_that_touches_the_mapping_faults(client: Any, pool: Any, ns: Any, how: str) -> None:
+    """So that a dead worker's pages need not wait for children that have forgotten it."""
+    with pool.reserve(range(4), namespace=ns) as seq:
+        view = pool.keys(0)
+        page = int(seq.page_table[0])
+        view[page] = 1.0
+        child = FORKS[how]()
+        if child == 0:
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            view[page] = 2.0
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGSEGV
+        assert (view[page] == 1.0).all()
+        assert seq.valid()
+
+
+def test_a_child_that_holds_the_connection_holds_the_pages_back(daemon: Any, client: Any, wait_until: Any) -> None:
+    """Forked by a library, so that nobody could close it there. Pins are back at once, pages with the child's end."""
+    script = """
+import ctypes, os, signal, sys, radixkv
+client = radixkv.connect(sys.argv[1])
+pool = client.pool("half")
+shared = pool.reserve(range(9))
+shared.commit(9)
+child = ctypes.PyDLL(None).fork()
+if child == 0:
+    signal.alarm(60)
+    signal.pause()
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+    def pages() -> tuple[int, int, int]:
+        pool = client.stats().pools["half"]
+        return pool.evictable_pages, pool.pages.quarantined, pool.pages.free
+
+    _, _, free = pages()
+    sessions = client.stats().sessions
+    with subprocess.Popen([sys.executable, "-c", script, daemon.endpoint], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            parent.wait(60)
+            wait_until(lambda: client.stats().sessions == sessions, what="the end of the dead worker's session")
+            assert pages() == (2, 1, free - 3)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    wait_until(lambda: pages() == (2, 0, free - 2), what="the return of the private page")
 
 
 def test_multiprocessing_with_fork_exits_cleanly(daemon: Any) -> None:

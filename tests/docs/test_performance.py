@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.__main__ import MODULES
 from bench.ipc import LENGTHS
 from bench.peers.recipes import PEERS
 from bench.scale import BYTES_BAR
@@ -40,15 +41,7 @@ def test_there_are_as_many_rows_as_the_modules_print() -> None:
 
 
 def test_every_peer_and_module_is_there() -> None:
-    for word in (
-        "make bench",
-        "make bench-peers",
-        "bench.index",
-        "bench.ipc",
-        "bench.daemon",
-        "bench.deaths",
-        "bench.gpu",
-    ):
+    for word in ("make bench", "make bench-peers", *(f"bench.{name}" for name in (*MODULES, "gpu"))):
         assert word in PAGE
     for peer in PEERS:
         assert peer.name.split()[0] in PAGE.lower()
