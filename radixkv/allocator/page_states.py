@@ -3,7 +3,7 @@
 ::
 
                 take                publish
-        FREE ─────────> PRIVATE ─────────────> CACHED ──evict──> FREE
+        FREE ─────────> PRIVATE ─────────────> CACHED ──evict──> FREE, ──reuse──> PRIVATE
           ^   release      │  │ shade             │ ^
           ├────────────────┘  └──────> SHADOW     │ │ saved
           │        release                │       v │
@@ -56,10 +56,12 @@ class Event(IntEnum):
     SAVED = 11
     CLAIM = 12
     CLAIM_SHADOW = 13
+    REUSE = 14
+    """Evicted for somebody who takes it at once."""
 
 
-TAKE, PUBLISH, SHADE, RELEASE, EVICT, QUARANTINE, CLEAR, *_ = Event
-
+TAKE, PUBLISH, SHADE, RELEASE, EVICT, QUARANTINE, CLEAR = list(Event)[:7]
+REUSE = Event.REUSE
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.FREE, Event.TAKE): State.PRIVATE,
@@ -68,6 +70,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.PRIVATE, Event.RELEASE): State.FREE,
     (State.SHADOW, Event.RELEASE): State.FREE,
     (State.CACHED, Event.EVICT): State.FREE,
+    (State.CACHED, Event.REUSE): State.PRIVATE,
     (State.PRIVATE, Event.QUARANTINE): State.QUARANTINED,
     (State.SHADOW, Event.QUARANTINE): State.QUARANTINED,
     (State.LOADING, Event.QUARANTINE): State.QUARANTINED,

@@ -20,6 +20,7 @@ from radixkv.allocator.page_states import (
     QUARANTINE,
     QUARANTINED,
     RELEASE,
+    REUSE,
     SHADE,
     SHADOW,
     State,
@@ -85,24 +86,31 @@ class Pool:
 
     def take(self, count: int, owner: int, root: Root) -> array[int]:
         """``count`` private pages for a sequence of ``owner``, evicting what is missing."""
-        missing = count - self.pages.counts[FREE]
-        if missing > 0:
-            self.evict(missing)
-        pages = self.pages.take(count)
+        spare = self.pages.counts[FREE]
+        if count <= spare:
+            pages = self.pages.take(count)
+        else:
+            pages = self._evict_for(count - spare)
+            if spare:
+                pages += self.pages.take(spare)
         if self.lineage is not None:
             self.lineage.handed_out(pages)
         if count:
             self.writes.append(Assign(self.name, pages.tobytes(), owner, root.namespace, root.epoch))
         return pages
 
-    def evict(self, count: int) -> None:
-        """Take exactly ``count`` idle pages from the tree, in the policy's order."""
+    def _evict_for(self, count: int) -> array[int]:
+        """Exactly ``count`` idle pages from the tree, in the policy's order, private from now on."""
         gone = []
         while count > 0:
-            pages = self._trim(self.order.front(), count)
-            gone.append(pages)
-            count -= len(pages) // PAGE_ID_BYTES
-        self._evicted(b"".join(gone))
+            ids = self._trim(self.order.front(), count)
+            gone.append(ids)
+            count -= len(ids) // PAGE_ID_BYTES
+        packed = b"".join(gone)
+        pages = array("i", packed)
+        self.pages.move(pages, CACHED, REUSE)
+        self._evicted(packed)
+        return pages
 
     def _trim(self, leaf: Node, count: int) -> bytes:
         parent = leaf.parent
@@ -116,10 +124,8 @@ class Pool:
         return pages
 
     def _evicted(self, packed: bytes) -> None:
-        pages = array("i", packed)
-        self.pages.give(pages, CACHED, EVICT)
         self.gained = True  # who waits may have lost a prefix, and with it the hope to fit
-        self.counters["evicted_pages"] += len(pages)
+        self.counters["evicted_pages"] += len(packed) // PAGE_ID_BYTES
         self.writes.append(Retire(self.name, packed))
 
     def drop(self, pages: array[int], state: State, quarantine: list[int] | None) -> None:
@@ -355,7 +361,9 @@ class Pool:
             elif node.parent is not None and node.holders == 0 and not node.children:
                 gone += self._trim(node, node.page_count)
         if gone:
-            self._evicted(bytes(gone))
+            packed = bytes(gone)
+            self.pages.give(array("i", packed), CACHED, EVICT)
+            self._evicted(packed)
 
 
 def namespace_record(pool: str, namespace: Namespace) -> NamespaceRecord:
