@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
@@ -106,12 +107,40 @@ class _Starter:
     def open_doors(self, endpoint: Endpoint) -> _Doors:
         """The keeper's; those that an earlier daemon left in the store, with its claim; or our own, then stored."""
         given = self._stored.pop(DOORS, [])
-        claim, router, attach = doors = _given_doors(endpoint, given) if given else self._new_doors(endpoint)
+        doors = self._given_doors(endpoint, given) if given else None
+        _, router, attach = doors = doors or self._new_doors(endpoint)
         self._stack.callback(router.close)
         self._stack.callback(attach.close)
-        if given and claim is not None:
-            self._own(claim)
         return doors
+
+    def _given_doors(self, endpoint: Endpoint, given: Sequence[int]) -> _Doors | None:
+        """None when their files are gone: nobody would find us there. Errors: ConfigError when they are of another
+        endpoint."""
+        lock, doors = -1, {}
+        for fd in given:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                door = socket.socket(fileno=fd)
+                doors[door.type] = door
+            else:
+                lock = fd
+        router, attach = doors[socket.SOCK_STREAM], doors[socket.SOCK_SEQPACKET]
+        at = router.getsockname()
+        if at != str(endpoint.path):
+            raise ConfigError(
+                f"server.endpoint = {endpoint.address!r} is not allowed; allowed: 'ipc://{at}', where the sockets are "
+                "that this daemon was given; stop its keeper to change it"
+            )
+        if lock < 0:
+            return None, router, attach
+        try:
+            claim = Claim.inherit(endpoint, lock)
+        except FileNotFoundError:
+            router.close()
+            attach.close()
+            self._drop(DOORS)
+            return None
+        self._own(claim)
+        return claim, router, attach
 
     def _new_doors(self, endpoint: Endpoint) -> _Doors:
         prepare_directory(endpoint)
@@ -129,10 +158,13 @@ class _Starter:
         def release() -> None:
             if claim.fd >= 0:
                 claim.release()
-                if self._store is not None:
-                    self._store.drop(DOORS)
+                self._drop(DOORS)
 
         self._stack.callback(release)
+
+    def _drop(self, name: str) -> None:
+        if self._store is not None:
+            self._store.drop(name)
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -151,8 +183,7 @@ class _Starter:
     def _throw_away(self) -> None:
         """Sessions of an earlier daemon end with the memory that they used: their members are let go as well."""
         for name, fds in self._stored.items():
-            if self._store is not None:
-                self._store.drop(name)
+            self._drop(name)
             for fd in fds:
                 os.close(fd)
         self._stored.clear()
@@ -234,23 +265,3 @@ class _Starter:
                 written.taint()
             raise RecoveryFailed(f"{type(error).__name__}: {error}") from error
         return engine
-
-
-def _given_doors(endpoint: Endpoint, given: Sequence[int]) -> _Doors:
-    """Errors: ConfigError when they belong to another endpoint."""
-    claim, doors = None, {}
-    for fd in given:
-        try:
-            door = socket.socket(fileno=fd)
-        except OSError:  # not a socket: the lock file
-            claim = Claim.inherit(endpoint, fd)
-        else:
-            doors[door.type] = door
-    router, attach = doors[socket.SOCK_STREAM], doors[socket.SOCK_SEQPACKET]
-    at = router.getsockname()
-    if at != str(endpoint.path):
-        raise ConfigError(
-            f"server.endpoint = {endpoint.address!r} is not allowed; allowed: 'ipc://{at}', where the sockets are that "
-            "this daemon was given; stop its keeper to change it"
-        )
-    return claim, router, attach

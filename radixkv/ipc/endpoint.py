@@ -156,7 +156,13 @@ class Claim:
 
     @classmethod
     def inherit(cls, endpoint: Endpoint, fd: int) -> Claim:
-        """The claim of an earlier process, whose lock this descriptor still holds."""
+        """The claim of an earlier process, whose lock this descriptor still holds.
+
+        Takes the descriptor over. Errors: FileNotFoundError when the files are gone, and with them the claim.
+        """
+        if not _is_at(fd, endpoint.lock_path):
+            os.close(fd)
+            raise FileNotFoundError(endpoint.lock_path)
         claim = cls.__new__(cls)
         claim.endpoint, claim.fd = endpoint, fd
         return claim

@@ -26,8 +26,8 @@ import os
 import resource
 import select
 import socket
+from collections import deque
 from collections.abc import MutableMapping
-from contextlib import suppress
 
 from radixkv.errors import Unavailable
 
@@ -47,10 +47,12 @@ Stored = dict[str, list[int]]
 
 
 class Store:
-    """The daemon's end. Nothing here waits longer than SEND_MS."""
+    """The daemon's end. A store that does not read costs SEND_MS once; until it does, newcomers are refused at once."""
 
     def __init__(self, address: str) -> None:
         """``address``: a path, or ``@name`` of the abstract namespace. Errors: Unavailable."""
+        self._reads = True
+        self._to_drop: deque[str] = deque()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         try:
@@ -65,12 +67,31 @@ class Store:
         Errors: Unavailable when the store does not take them.
         """
         # FDPOLL=0: systemd would drop a descriptor as soon as its other end is gone, which is what we want to find out.
-        if not self._send(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fds):
+        message = f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0"
+        sent = self._send_after_drops(message, fds)
+        if not sent and self._reads:
+            room = select.poll()
+            room.register(self._socket, select.POLLOUT)
+            room.poll(SEND_MS)
+            sent = self._send_after_drops(message, fds)
+        self._reads = sent
+        if not sent:
             raise Unavailable("the store does not take file descriptors at the moment")
 
+    def _send_after_drops(self, message: str, fds: tuple[int, ...]) -> bool:
+        """In the order in which all was asked for: a name may have been dropped before."""
+        self.flush()
+        return not self._to_drop and self._send(message, fds)
+
     def drop(self, name: str) -> None:
-        """Have nothing kept under this name. A message that is lost costs a descriptor that nobody asks for."""
-        self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+        """Have nothing kept under this name, as soon as the store reads it. Never waits."""
+        self._to_drop.append(name)
+        self.flush()
+
+    def flush(self) -> None:
+        """What could not be dropped yet: try again."""
+        while self._to_drop and self._send(f"FDSTOREREMOVE=1\nFDNAME={self._to_drop[0]}"):
+            self._to_drop.popleft()
 
     def ready(self) -> None:
         self._send("READY=1")
@@ -79,18 +100,13 @@ class Store:
         self._socket.close()
 
     def _send(self, message: str, fds: tuple[int, ...] = ()) -> bool:
+        """False: no room, or nobody there."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        for _ in range(2):
-            with suppress(BlockingIOError):
-                try:
-                    self._socket.sendmsg([message.encode()], rights)
-                except ConnectionError:
-                    return False
-                return True
-            room = select.poll()
-            room.register(self._socket, select.POLLOUT)
-            room.poll(SEND_MS)
-        return False
+        try:
+            self._socket.sendmsg([message.encode()], rights)
+        except OSError:
+            return False
+        return True
 
 
 def raise_open_files() -> None:

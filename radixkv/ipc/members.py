@@ -183,6 +183,8 @@ class Members:
 
     def sweep(self, now: float) -> None:
         """Close connections that never said hello; take new ones again after the process was out of descriptors."""
+        if self._store is not None:
+            self._store.flush()
         for member in [member for member in self._strangers if now - member.since > HELLO_WITHIN_S]:
             self._forget(member)
         if not self._listening:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from radixkv.device.descriptors import TAINTED_AT
 from radixkv.errors import Unavailable
 from radixkv.ipc.attach import Attachment
 from radixkv.ipc.endpoint import resolve
+from radixkv.ipc.fdstore import SEND_MS
 from radixkv.ipc.question import ask
 from tests.integration.raw import tokens
 from tests.integration.store_by_hand import StoreByHand
@@ -259,6 +261,18 @@ def test_sockets_of_another_endpoint_are_refused(serve, cached, tmp_path: Path) 
     assert "server.endpoint" in log and str(tmp_path / "run" / "r.sock") in log
 
 
+def test_sockets_whose_files_are_gone_are_made_anew(
+    store: StoreByHand, serve, cached, raw_worker, tmp_path: Path
+) -> None:
+    """systemd, say, has removed the directory, or the message that they are not needed any more was lost."""
+    for name in FILES:
+        (tmp_path / "run" / name).unlink()
+    daemon = serve()
+    assert files(tmp_path) == FILES
+    assert hits(raw_worker(daemon.ready["endpoint"])) == 8
+    assert [name for name in store.collect() if name == "doors"] == DOORS
+
+
 def test_more_sessions_than_a_store_can_keep_are_refused(serve) -> None:
     code, log = refused(serve, "--limits.sessions", "1001")
     assert code == 2
@@ -272,7 +286,12 @@ def test_a_store_that_does_not_read_keeps_newcomers_out_and_nobody_else(store: S
         while len(crowd) < 100:
             crowd.append(Attachment(worker.endpoint, 20.0))
             crowd[-1].hello()
+    begin = time.monotonic()
+    for _ in range(20):
+        with pytest.raises(Unavailable, match="store"):
+            crowd[-1].hello()
     assert worker.ask(Heartbeat()) == Done()
+    assert time.monotonic() - begin < 20 * SEND_MS / 1000, "it is waited for once"
     store.collect()
     assert isinstance(crowd[-1].hello(), Welcome)
     for each in crowd:
