@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from msgspec.structs import astuple
-
 from radixkv.commands import (
     Commit,
     Extend,
@@ -31,7 +29,8 @@ R = TypeVar("R")
 
 
 def step(state: State, session: Worker, body: Step) -> Reply:
-    items = sum(map(len, astuple(body)))
+    items = len(body.free) + len(body.truncate) + len(body.commit)
+    items += len(body.extend) + len(body.share) + len(body.copied)
     if items > state.config.limits.batch_items:
         raise LimitExceeded("too many items in one step", items=items, limit=state.config.limits.batch_items)
     copied = _each(state, session, _copied, body.copied) if body.copied else []

@@ -208,10 +208,14 @@ class PrefixTree:
         self.idle_pages -= taken
         if taken < have:
             return leaf.cut_tail(taken, self.page_token_bytes)
-        gone = bytes(leaf.pages)
-        self._unhang(leaf)
+        siblings = _above(leaf).children
+        assert siblings is not None
+        del siblings[bytes(leaf.tokens[: self.page_token_bytes])]
+        if not siblings:
+            leaf.parent.children = None  # type: ignore[union-attr]
+        leaf.parent = None
         self.nodes -= 1
-        return gone
+        return bytes(leaf.pages)
 
     # -- the shape ----------------------------------------------------------------------------------------------
 
@@ -220,14 +224,6 @@ class PrefixTree:
         if parent.children is None:
             parent.children = {}
         parent.children[key] = child
-
-    def _unhang(self, node: Node) -> None:
-        parent = _above(node)
-        assert parent.children is not None
-        del parent.children[bytes(node.tokens[: self.page_token_bytes])]
-        if not parent.children:
-            parent.children = None
-        node.parent = None
 
     def _split(self, node: Node, pages: int) -> Node:
         """Cut ``node`` after its first ``pages`` pages. The tail stays this object; returns the new head."""
