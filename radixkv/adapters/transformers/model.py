@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixkv.adapters.transformers import attention
-from radixkv.adapters.transformers.pages import Reservation
+from radixkv.adapters.transformers.pages import Reservation, SharedPages
 from radixkv.adapters.transformers.sequence import OnPrefill, PagedSequence, Settings
 from radixkv.config import KVSpec
 
@@ -79,6 +79,19 @@ class PagedModel:
     def open(self, tokens: Sequence[int], max_new_tokens: int = 0) -> PagedSequence:
         """Reserve pages for a prompt and at most ``max_new_tokens`` more. Use it in a ``with`` block."""
         return PagedSequence(self._settings, tokens, max_new_tokens)
+
+    def adopt(self, ticket: bytes, max_new_tokens: int = 0) -> PagedSequence:
+        """Go on with a sequence that ``PagedSequence.handoff`` gave up, here or in another process: a prefill worker
+        computes the prompt, a decode worker the rest, and no keys or values move. Use it in a ``with`` block.
+
+        Raises ValueError without a pool; StaleHandle (used, over its time, unknown to this daemon), SessionLost,
+        Unavailable, Timeout: then ``open`` the tokens instead.
+        """
+        reservation = self._settings.reservation
+        if reservation is None:
+            raise ValueError("there is no pool to adopt from")
+        pages = SharedPages.adopt(reservation, ticket)
+        return PagedSequence(self._settings, pages.tokens, max_new_tokens, pages)
 
     def greedy(
         self,

@@ -69,17 +69,42 @@ class SharedPages:
 
     shared = True
 
-    def __init__(self, reservation: Reservation, tokens: Tokens[int], headroom: int) -> None:
-        """Reserve. Raises OutOfPages, Unavailable, Timeout, SessionLost, Draining, BadRequest as the client does."""
-        self._pool = reservation.pool
-        self._seq = self._pool.reserve(
-            tokens, namespace=reservation.namespace, headroom_tokens=headroom, timeout=reservation.timeout_s
+    def __init__(self, pool: Any, seq: Any) -> None:
+        self._pool = pool
+        self._seq = seq
+        self.layers = pool.spec.layers
+        self.page_size = pool.page_size
+        self.cached_tokens = seq.committed_tokens
+        self.writable_from_tokens = seq.writable_from_tokens
+        self._published = seq.committed_tokens
+
+    @classmethod
+    def reserve(cls, reservation: Reservation, tokens: Tokens[int], headroom: int) -> SharedPages:
+        """Raises OutOfPages, Unavailable, Timeout, SessionLost, Draining, BadRequest as the client does."""
+        pool, namespace = reservation.pool, reservation.namespace
+        return cls(
+            pool, pool.reserve(tokens, namespace=namespace, headroom_tokens=headroom, timeout=reservation.timeout_s)
         )
-        self.layers = self._pool.spec.layers
-        self.page_size = self._pool.page_size
-        self.cached_tokens = self._seq.cached_tokens
-        self.writable_from_tokens = self._seq.writable_from_tokens
-        self._published = self._seq.committed_tokens
+
+    @classmethod
+    def adopt(cls, reservation: Reservation, ticket: bytes) -> SharedPages:
+        """Raises StaleHandle, Unavailable, Timeout, SessionLost as the client does."""
+        return cls(reservation.pool, reservation.pool.adopt(ticket))
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that the daemon knows."""
+        known: list[int] = self._seq.tokens.tolist()
+        return known
+
+    def handoff(self, tokens: Tokens[int], written: int, ttl_s: float) -> bytes:
+        """A ticket for the sequence with all ``tokens``, of which ``written`` are complete. It is over here."""
+        seq = self._seq
+        if len(tokens) > seq.length:
+            seq.extend(tokens[seq.length :])
+        seq.commit(written)
+        ticket: bytes = seq.handoff(ttl_s)
+        return ticket
 
     @property
     def page_table(self) -> NDArray[np.int32]:

@@ -30,6 +30,9 @@ LOST = (SessionLost, StaleHandle, Unavailable, Timeout, Draining)
 RECOVERIES_MAX = 3
 """After so many losses of one sequence it stays in local pages: something keeps taking the shared ones away."""
 
+HANDOFF_TTL_S = 30.0
+"""How long a sequence that was handed off waits to be adopted."""
+
 OnPrefill = Callable[[int, int], None]
 """Called with (tokens whose keys and values are there, tokens in all) as a prompt is computed."""
 
@@ -56,9 +59,11 @@ class PagedSequence:
     _cache: PagedCache
     written: int
 
-    def __init__(self, settings: Settings, tokens: Sequence[int], max_new_tokens: int) -> None:
-        """Reserve pages for ``tokens``. Raises ValueError for an empty prompt, OutOfPages, and, with
-        on_lost="raise", what the client raises when there is no daemon."""
+    def __init__(
+        self, settings: Settings, tokens: Sequence[int], max_new_tokens: int, adopted: SharedPages | None = None
+    ) -> None:
+        """Reserve pages for ``tokens``, unless there are adopted ones. Raises ValueError for an empty prompt,
+        OutOfPages, and, with on_lost="raise", what the client raises when there is no daemon."""
         if len(tokens) == 0:
             raise ValueError("an empty prompt has no logits; allowed: 1 token or more")
         self._settings = settings
@@ -67,7 +72,7 @@ class PagedSequence:
         self.tokens = [int(token) for token in tokens]
         self.computed_tokens = 0
         self.recoveries = 0
-        self._open()
+        self._take(adopted or self._reserve())
         self.cached_tokens = self._pages.cached_tokens
 
     @property
@@ -98,7 +103,20 @@ class PagedSequence:
                     raise
                 self.recoveries += 1
                 self._pages.abandon()
-                self._open()
+                self._take(self._reserve())
+
+    def handoff(self, ttl_s: float = HANDOFF_TTL_S) -> bytes:
+        """A ticket by which ``PagedModel.adopt``, in whatever process, goes on from here; this sequence is over.
+
+        Tokens that were appended and not computed go along; the adopter computes them. Raises ValueError in local
+        pages, OutOfPages, and what the client raises when pages, session or daemon are lost: then nothing has been
+        handed off, and whoever was to go on needs the tokens instead.
+        """
+        if not isinstance(self._pages, SharedPages):
+            raise ValueError("local pages cannot be handed off; allowed: pages of a daemon")  # noqa: TRY004
+        ticket = self._pages.handoff(self.tokens, self.written, ttl_s)
+        self._closed = True
+        return ticket
 
     def close(self, *, publish: bool = True) -> None:
         """Give the pages back; what is complete stays cached for others. Twice is once."""
@@ -122,16 +140,16 @@ class PagedSequence:
     ) -> None:
         self.close(publish=kind is None)
 
-    def _open(self) -> None:
-        self._pages = self._reserve()
-        self.written = self._pages.cached_tokens
-        self._cache = PagedCache(self._pages, seen=self.written)
+    def _take(self, pages: Pages) -> None:
+        self._pages = pages
+        self.written = pages.cached_tokens
+        self._cache = PagedCache(pages, seen=self.written)
 
     def _reserve(self) -> Pages:
         settings = self._settings
         if settings.reservation is not None and self.recoveries <= RECOVERIES_MAX:
             try:
-                return SharedPages(settings.reservation, self.tokens, self._headroom())
+                return SharedPages.reserve(settings.reservation, self.tokens, self._headroom())
             except LOST:
                 if settings.on_lost == "raise":
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -194,6 +195,66 @@ def test_stop_ends_with_the_stop_token(llama: Any, tiny_client: Any) -> None:
     said: list[int] = []
     answer = PagedModel(llama, tiny_client.pool(), NAMESPACE).greedy(tokens, 12, stop={stop}, on_token=said.append)
     assert answer.tokens == said == expected[: expected.index(stop) + 1]
+
+
+# -- handed off ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "appended"), [(1, 1), (7, 0), (8, 1), (23, 6)])
+def test_what_one_computed_another_goes_on_with(llama: Any, tiny_daemon: Any, length: int, appended: int) -> None:
+    """No key or value is computed twice, whatever part of a page the sequence ends in when it is handed off."""
+    tokens = prompt_of(length)
+    expected = plain_greedy(llama, tokens, 20)
+    with radixkv.connect(tiny_daemon.endpoint) as one, radixkv.connect(tiny_daemon.endpoint) as two:
+        with PagedModel(llama, one.pool(), NAMESPACE).open(tokens, 20) as given:
+            for token in expected[:appended]:
+                given.logits()
+                given.append(token)
+            table = given.page_table
+            ticket = given.handoff()
+        seen = Seen(llama)
+        decode = PagedModel(llama, two.pool(), NAMESPACE)
+        with decode.adopt(ticket, 20) as adopted:
+            assert adopted.tokens == [*tokens, *expected[:appended]]
+            assert adopted.page_table[: len(table)] == table
+            for token in expected[appended:]:
+                assert int(adopted.logits().argmax()) == token
+                adopted.append(token)
+            assert adopted.recoveries == 0
+        computed = [position for step in seen.positions for position in step]
+        first = length + appended - 1 if appended else 0
+        assert computed == list(range(first, length + 19))
+        assert held(two) == NOTHING
+        with pytest.raises(radixkv.StaleHandle):
+            decode.adopt(ticket)
+
+
+def test_pages_that_were_adopted_can_be_lost_like_others(llama: Any, daemon_factory: Any) -> None:
+    tokens = prompt_of(22)
+    expected = plain_greedy(llama, tokens, 10)
+    old = daemon_factory(pools=[TINY_POOL])
+    with radixkv.connect(old.endpoint) as client:
+        paged = PagedModel(llama, client.pool(), NAMESPACE)
+        given = paged.open(tokens, 10)
+        given.logits()
+        given.append(expected[0])
+        with paged.adopt(given.handoff(), 10) as adopted:
+            assert int(adopted.logits().argmax()) == expected[1]
+            old.kill()
+            daemon_factory(pools=[TINY_POOL], endpoint=old.endpoint)
+            for token, after in itertools.pairwise(expected[1:]):
+                adopted.append(token)
+                assert int(adopted.logits().argmax()) == after
+            assert (adopted.recoveries, adopted.shared) == (1, True)
+        assert held(client) == NOTHING
+
+
+def test_local_pages_stay_where_they_are(llama: Any) -> None:
+    paged = PagedModel(llama)
+    with paged.open([1, 2], 1) as sequence, pytest.raises(ValueError, match="local pages"):
+        sequence.handoff()
+    with pytest.raises(ValueError, match="no pool"):
+        paged.adopt(bytes(16))
 
 
 # -- losses -------------------------------------------------------------------------------------------------------
