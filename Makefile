@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint fuzz bench bench-peers
+.PHONY: setup demo test lint fuzz bench bench-peers kernels-report
 
 setup: $(STAMP)
 
@@ -34,3 +34,6 @@ bench: setup
 
 bench-peers: setup
 	$(BIN)/python -m bench.peers
+
+kernels-report: setup
+	$(BIN)/python -m bench.kernels_report --write

@@ -26,11 +26,12 @@ from bench.kernel_cases import (
     empty_arena,
     make_case,
     naive_attention,
+    sliced,
     sparse_arena,
 )
 from bench.rows import Row, report, row, single
 from bench.stopwatch import Summary, summarize
-from radixkv.kernels import LayerPages, append, copy_rows, decode_attention, triton_decode, triton_write
+from radixkv.kernels import LayerPages, append, copy_rows, decode_attention, triton_write
 from radixkv.kernels.dispatch import Impl
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -69,18 +70,18 @@ def check_other_head_dims_and_page_sizes(device: str, small: bool) -> None:
 def check_any_number_of_splits(device: str, small: bool) -> None:
     case = make_case(Shape([0, 130] if small else [0, 5000, 64], 4, 1), device=device)
     wanted = decode_attention(*case.arguments, return_lse=True, impl="torch")
-    for splits in (1, 3) if small else (1, 2, 3, 7, 16, 17, 127, 128):
-        assert_near(_launch(case, splits), wanted, torch.float32)
+    for splits in (0, 3) if small else (0, 1, 2, 3, 7, 16, 17, 127, 128):
+        assert_near(sliced(case, splits), wanted, torch.float32)
 
 
 def check_garbage_changes_no_bit(device: str, small: bool) -> None:
     lengths = [0, 17, 65] if small else [*range(34), 63, 64, 65, 500]
-    for splits in (2,) if small else (1, 2, 5):
+    for splits in (2,) if small else (0, 2, 5):
         for dtype in DTYPES[1:2] if small else DTYPES:
             shape = Shape(lengths, 4, 2, 128, dtype=dtype)
-            clean = _launch(make_case(shape, fill=0.0, padding=0, device=device), splits)
+            clean = sliced(make_case(shape, fill=0.0, padding=0, device=device), splits)
             for fill, padding in ((NAN, -1), (INF, 2**31 - 1), (-INF, 1), (3e4, 0)):
-                dirty = _launch(make_case(shape, fill=fill, padding=padding, device=device), splits)
+                dirty = sliced(make_case(shape, fill=fill, padding=padding, device=device), splits)
                 assert torch.equal(bits(dirty[0]), bits(clean[0])), (dtype, splits, fill)
                 assert torch.equal(bits(dirty[1]), bits(clean[1])), (dtype, splits, fill)
 
@@ -90,14 +91,14 @@ def check_wrong_values_are_loud_and_harmless(device: str, small: bool) -> None:
     wanted = decode_attention(*case.arguments, impl="torch")[[0, 2]]
     for page in (-1, len(case.arena), 2**31 - 1):
         case.page_table[1, 7] = page
-        out, lse = _launch(case, 1 if small else 3)
+        out, lse = sliced(case, 0 if small else 3)
         assert out[1].isnan().all(), page
         assert lse[1].isnan().all(), page
         torch.testing.assert_close(out[[0, 2]], wanted, atol=2e-5, rtol=2e-5)
     case.page_table[1] = 0
     for length in (161, 2**31 - 1):
         case.lengths[1] = length
-        assert _launch(case, 1 if small else 3)[0][1].isnan().all(), length
+        assert sliced(case, 0 if small else 3)[0][1].isnan().all(), length
 
 
 def check_append(device: str, small: bool) -> None:
@@ -113,7 +114,7 @@ def check_append(device: str, small: bool) -> None:
                 append(k, v, arena[:, 1, 0], arena[:, 1, 1], slots, impl=impl)
             assert torch.equal(bits(arenas[0]), bits(arenas[1])), (dtype, heads)
             far = torch.tensor([pool * 16, -2, 2**62], device=device)
-            triton_write.append(k[:3], v[:3], arenas[1][:, 1, 0], arenas[1][:, 1, 1], far)
+            triton_write.append(k[:3], v[:3], LayerPages(arenas[1][:, 1, 0], arenas[1][:, 1, 1]), far, None, None)
             assert torch.equal(bits(arenas[0]), bits(arenas[1])), "a slot out of the pool was written"
 
 
@@ -189,12 +190,6 @@ CHECKS: tuple[Check, ...] = (
     check_large_grids,
     check_replay_of_a_graph,
 )
-
-
-def _launch(case: Case, splits: int) -> tuple[Tensor, Tensor]:
-    """The launcher itself, which takes any number of slices and checks no values."""
-    scale = case.q.shape[2] ** -0.5
-    return triton_decode.decode_attention(case.q, case.pages, case.page_table, case.lengths, scale, splits)
 
 
 # -- time ---------------------------------------------------------------------------------------------------------

@@ -8,17 +8,22 @@ pages of garbage.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
 
 from radixkv.config import KVSpec, Layout
-from radixkv.kernels import LayerPages, arena_view
+from radixkv.kernels import LayerPages, SharedPrefixes, arena_view
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 LAYERS, LAYER = 3, 1
 NAN, INF = math.nan, math.inf
@@ -29,7 +34,11 @@ NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bf
 
 @dataclass(frozen=True)
 class Shape:
-    """``spare_entries``: page-table entries beyond the longest row; ``shared``: rows begin with the same pages."""
+    """``spare_entries``: page-table entries beyond the longest row; ``shared``: rows begin with the same pages.
+
+    ``queries``: query tokens of each row, q is [B, T, Hq, D]; None: one, and q is [B, Hq, D]. ``new_tokens``: query
+    tokens of each row for a prefill, q is [N, Hq, D].
+    """
 
     lengths: Sequence[int]
     query_heads: int = 4
@@ -39,6 +48,8 @@ class Shape:
     dtype: torch.dtype = torch.float32
     spare_entries: int = 1
     shared: bool = False
+    queries: int | None = None
+    new_tokens: Sequence[int] | None = None
 
     @property
     def layout(self) -> Layout:
@@ -55,6 +66,7 @@ class Case:
     lengths: Tensor
     keys: list[Tensor]
     values: list[Tensor]
+    starts: Tensor | None = None
 
     @property
     def pages(self) -> LayerPages:
@@ -98,8 +110,14 @@ def make_case(shape: Shape, seed: int = 0, fill: float = NAN, padding: int = -1,
         page = table[row, token // size].long()
         keys[row] = arena[page, LAYER, 0, token % size]
         values[row] = arena[page, LAYER, 1, token % size]
-    q = torch.randn((len(used), shape.query_heads, shape.head_dim), generator=draw).to(device, shape.dtype)
     lengths = torch.tensor(list(shape.lengths), dtype=torch.int32, device=device)
+    counts = [shape.queries or 1] * len(used) if shape.new_tokens is None else shape.new_tokens
+    q = torch.randn((sum(counts), shape.query_heads, shape.head_dim), generator=draw).to(device, shape.dtype)
+    if shape.new_tokens is not None:
+        starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
+        return Case(arena, q, table, lengths, keys, values, starts)
+    if shape.queries is not None:
+        q = q.view(len(used), shape.queries, shape.query_heads, shape.head_dim)
     return Case(arena, q, table, lengths, keys, values)
 
 
@@ -110,21 +128,74 @@ def empty_arena(layout: Layout, pages: int, fill: float, device: str = "cpu") ->
     return arena_view(memory.view(torch.uint8), layout, pages)
 
 
-def naive_attention(case: Case, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """(out, lse) in float64 by the definition, row by row and head by head from the dense keys and values."""
-    batch, heads, dim = case.q.shape
-    scale = 1 / math.sqrt(dim) if scale is None else scale
-    out = torch.zeros((batch, heads, dim), dtype=torch.float64)
-    lse = torch.full((batch, heads), -INF, dtype=torch.float64)
+class Terms(TypedDict, total=False):
+    """What ``naive_attention`` knows: the options of the kernels."""
+
+    scale: float
+    softcap: float
+    window: int
+    sinks: Tensor
+    alibi_slopes: Tensor
+    tree_mask: Tensor
+
+
+def naive_attention(case: Case, **terms: Unpack[Terms]) -> tuple[Tensor, Tensor]:
+    """(out, lse) in float64 by the definition, query by query from the dense keys and values."""
+    heads, dim = case.q.shape[-2:]
+    q = case.q.reshape(-1, heads, dim).double().cpu()
+    out, lse = torch.zeros_like(q), torch.full(q.shape[:2], -INF, dtype=torch.float64)
+    batch = len(case.lengths)
+    starts = range(0, len(q) + 1, max(1, len(q) // max(1, batch))) if case.starts is None else case.starts.tolist()
+    slopes, sinks = terms.get("alibi_slopes", torch.zeros(heads)), terms.get("sinks", torch.full((heads,), -INF))
     for row in range(batch):
-        keys, values = case.keys[row].double().cpu(), case.values[row].double().cpu()
         group = heads // case.pages.keys.shape[2]
-        for head in range(heads if len(keys) else 0):
-            scores = (keys[:, head // group] * case.q[row, head].double().cpu()).sum(-1) * scale
-            weights = (scores - scores.max()).exp()
-            out[row, head] = (weights[:, None] * values[:, head // group]).sum(0) / weights.sum()
-            lse[row, head] = scores.max() + weights.sum().log()
-    return out, lse
+        keys, values = (dense[row].double().cpu().repeat_interleave(group, 1) for dense in (case.keys, case.values))
+        for query in range(starts[row], starts[row + 1]):
+            seen, distance = _seen(row, len(keys), query - starts[row], starts[row + 1] - starts[row], terms)
+            if not seen:
+                continue
+            scores = (keys[seen] * q[query]).sum(-1).T * terms.get("scale", 1 / math.sqrt(dim))
+            if "softcap" in terms:
+                scores = terms["softcap"] * (scores / terms["softcap"]).tanh()
+            scores = scores - slopes.double().cpu()[:, None] * distance
+            lse[query] = torch.cat([scores, sinks.double().cpu()[:, None]], 1).logsumexp(1)
+            out[query] = ((scores - lse[query, :, None]).exp().T[:, :, None] * values[seen]).sum(0)
+    return out.view(case.q.shape), lse.view(case.q.shape[:-1])
+
+
+def _seen(row: int, length: int, query: int, queries: int, terms: Terms) -> tuple[list[int], Tensor]:
+    """(the tokens that the row's query sees, its distance to each)."""
+    first = length - queries
+    tree = terms.get("tree_mask")
+    if tree is not None:
+        tree = tree.cpu() if tree.dim() == 2 else tree[row].cpu()
+
+    def position(token: int) -> int:
+        return token if tree is None or token < first else first + max(1, int(tree[token - first].sum())) - 1
+
+    def sees(token: int) -> bool:
+        in_tree = token < first or bool(tree[query, token - first]) if tree is not None else token <= first + query
+        return in_tree and position(first + query) - position(token) < terms.get("window", length + 1)
+
+    seen = [token for token in range(length) if sees(token)]
+    return seen, torch.tensor([position(first + query) - position(token) for token in seen], dtype=torch.float64)
+
+
+def sliced(
+    case: Case, items: int, prefixes: SharedPrefixes | None = None, **terms: Unpack[Terms]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention by the Triton launcher itself: any number of slices, short ones, values unchecked."""
+    from radixkv.kernels.attention_launch import Slicing, attention
+    from radixkv.kernels.options import Attention, Batch, Options, tree_bits
+
+    q = case.q if case.q.dim() == 3 else case.q.flatten(0, 1)
+    tree = terms.get("tree_mask")
+    bits = None if tree is None else tree_bits(tree.expand(len(case.lengths), -1, -1))
+    per_row = 0 if case.starts is not None else 1 if case.q.dim() == 3 else case.q.shape[1]
+    batch = Batch(q, case.pages, case.page_table, case.lengths, per_row, case.starts)
+    options: Options = {name: terms[name] for name in terms if name != "tree_mask"}  # type: ignore[assignment,literal-required]
+    out, lse = attention(batch, Attention.of(q.shape[2], bits, **options), prefixes, Slicing(items, 64))
+    return out.view(case.q.shape), lse.view(case.q.shape[:-1])
 
 
 def assert_near(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:

@@ -6,11 +6,16 @@ in tensors: on a CPU they are always checked, on a CUDA device only on demand, s
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from radixkv.errors import BadRequest
 from radixkv.kernels.layout import DTYPES
+from radixkv.kernels.options import QUERIES_MAX, Attention, Rotary
+from radixkv.kernels.prefixes import SharedPrefixes
 
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 TOKENS_MAX = 2**31 - 2**14
@@ -19,26 +24,111 @@ TOKENS_MAX = 2**31 - 2**14
 
 def decode_shapes(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor) -> None:
     _pages(k_pages, v_pages)
-    _tensor("q", q, 3, k_pages)
+    _tensor("q", q, (3, 4), k_pages)
+    _batch(q, k_pages, page_table, lengths)
+    if q.dim() == 4 and not 1 <= q.shape[1] <= QUERIES_MAX:
+        raise BadRequest("query tokens a row are out of range", queries=q.shape[1], most=QUERIES_MAX)
+    if page_table.shape[0] != q.shape[0] or lengths.shape[0] != q.shape[0]:
+        raise BadRequest(
+            "q, page_table and lengths differ in rows",
+            q=q.shape[0], page_table=page_table.shape[0], lengths=lengths.shape[0],
+        )  # fmt: skip
+
+
+def prefill_shapes(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, starts: Tensor
+) -> None:  # fmt: skip
+    _pages(k_pages, v_pages)
+    _tensor("q", q, (3,), k_pages)
+    _batch(q, k_pages, page_table, lengths)
+    _integers("starts", starts, 1, torch.int32, k_pages)
+    if page_table.shape[0] != lengths.shape[0] or starts.shape[0] != lengths.shape[0] + 1:
+        raise BadRequest(
+            "page_table and lengths differ in rows, or starts has not one entry more",
+            page_table=page_table.shape[0], lengths=lengths.shape[0], starts=starts.shape[0],
+        )  # fmt: skip
+    if not starts.is_contiguous():
+        raise BadRequest("starts is not contiguous", stride=starts.stride(0))
+
+
+def _batch(q: Tensor, k_pages: Tensor, page_table: Tensor, lengths: Tensor) -> None:
     _integers("page_table", page_table, 2, torch.int32, k_pages)
     _integers("lengths", lengths, 1, torch.int32, k_pages)
-    batch, heads, dim = q.shape
+    heads, dim = q.shape[-2:]
     _, page_size, kv_heads, page_dim = k_pages.shape
     if dim != page_dim:
         raise BadRequest("q and the pages differ in head dim", q=dim, pages=page_dim)
     if heads == 0 or heads % kv_heads:
         raise BadRequest("query heads are not a multiple of the KV heads", query_heads=heads, kv_heads=kv_heads)
-    if page_table.shape[0] != batch or lengths.shape[0] != batch:
-        raise BadRequest(
-            "q, page_table and lengths differ in rows",
-            q=batch, page_table=page_table.shape[0], lengths=lengths.shape[0],
-        )  # fmt: skip
     if page_table.shape[1] * page_size > TOKENS_MAX:
         raise BadRequest("the page table is too wide", tokens=page_table.shape[1] * page_size, max=TOKENS_MAX)
 
 
-def decode_values(page_table: Tensor, lengths: Tensor, pages: int, page_size: int) -> None:
-    """Lengths fit the table, and the entries they reach are pages of the pool. Entries behind are not looked at."""
+def options_fit(options: Attention, heads: int, k_pages: Tensor) -> None:
+    if not math.isfinite(options.scale):
+        raise BadRequest("scale is not a finite number", scale=options.scale)
+    if options.softcap is not None and not 0 < options.softcap < math.inf:
+        raise BadRequest("softcap is not a positive number", softcap=options.softcap)
+    if options.window is not None and not 1 <= options.window <= TOKENS_MAX:
+        raise BadRequest("window is out of range", window=options.window, most=TOKENS_MAX)
+    for name, tensor in (("sinks", options.sinks), ("alibi_slopes", options.alibi_slopes)):
+        if tensor is None:
+            continue
+        if tensor.dtype != torch.float32 or tensor.shape != (heads,) or not tensor.is_contiguous():
+            raise BadRequest(
+                f"{name} is not a contiguous float32 tensor of one number a query head",
+                heads=heads, shape=str(list(tensor.shape)), dtype=str(tensor.dtype),
+            )  # fmt: skip
+        _same_device(name, tensor, k_pages)
+
+
+def tree_mask_fits(tree_mask: Tensor, q: Tensor) -> None:
+    if q.dim() != 4:
+        raise BadRequest("tree_mask needs q of [rows, query tokens, heads, head_dim]", dims=q.dim())
+    batch, queries = q.shape[:2]
+    shapes = ((queries, queries), (batch, queries, queries))
+    if tree_mask.dtype != torch.bool or tuple(tree_mask.shape) not in shapes:
+        raise BadRequest(
+            "tree_mask is not bool [rows, T, T] or [T, T]",
+            shape=str(list(tree_mask.shape)), dtype=str(tree_mask.dtype), queries=queries,
+        )  # fmt: skip
+    _same_device("tree_mask", tree_mask, q)
+
+
+def prefixes_fit(
+    prefixes: SharedPrefixes, page_table: Tensor, page_size: int, per_row: int, options: Attention
+) -> None:  # fmt: skip
+    """The prefixes were made for such a batch. That they are those of this page table is the caller's word."""
+    for name, made_for, got in (
+        ("rows", prefixes.rows, page_table.shape[0]),
+        ("page size", prefixes.page_size, page_size),
+        ("query tokens a row", prefixes.per_row, per_row),
+        ("window", prefixes.window, options.window),
+    ):
+        if made_for != got:
+            raise BadRequest(f"prefixes were made for another {name}", made_for=str(made_for), got=str(got))
+    if options.tree is not None and per_row == 1:
+        raise BadRequest("prefixes and tree_mask together need more than one query token a row")
+    _same_device("prefixes", prefixes.span_table, page_table)
+
+
+def prefill_values(starts: Tensor, lengths: Tensor, tokens: int) -> None:
+    counts = starts.diff()
+    if int(starts[0]) != 0 or int(starts[-1]) > tokens or bool((counts < 0).any()):
+        raise BadRequest("starts do not ascend from 0 to at most the tokens of q", tokens=tokens)
+    if bool((counts > lengths).any()):
+        row = int((counts > lengths).nonzero()[0])
+        raise BadRequest("a row has more new tokens than tokens", new=int(counts[row]), length=int(lengths[row]))
+
+
+def decode_values(
+    page_table: Tensor, lengths: Tensor, pages: Sequence[int], sees: tuple[int | Tensor, int | None]
+) -> None:
+    """Lengths fit the table, and the entries that a row sees are pages of the pool; others are not looked at.
+
+    ``pages``: the shape of the pages. ``sees``: (query tokens of a row, window).
+    """
+    pool, page_size = pages[:2]
     if lengths.numel() == 0:
         return
     capacity = page_table.shape[1] * page_size
@@ -49,17 +139,23 @@ def decode_values(page_table: Tensor, lengths: Tensor, pages: int, page_size: in
     if longest == 0:
         return
     used = (lengths + (page_size - 1)) // page_size
-    reached = torch.arange(page_table.shape[1], device=page_table.device) < used[:, None]
+    entry = torch.arange(page_table.shape[1], device=page_table.device)
+    reached = entry < used[:, None]
+    queries, window = sees
+    if window is not None:
+        reached &= entry >= ((lengths - queries + 1 - window).clamp(min=0) // page_size)[:, None]
     ids = page_table[reached]
+    if len(ids) == 0:
+        return
     low, high = (int(end) for end in torch.aminmax(ids))
-    if low < 0 or high >= pages:
-        raise BadRequest("a page id is not in the pool", page=low if low < 0 else high, pages=pages)
+    if low < 0 or high >= pool:
+        raise BadRequest("a page id is not in the pool", page=low if low < 0 else high, pages=pool)
 
 
 def append_shapes(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
     _pages(k_pages, v_pages)
-    _tensor("k", k, 3, k_pages)
-    _tensor("v", v, 3, k_pages)
+    _tensor("k", k, (3,), k_pages)
+    _tensor("v", v, (3,), k_pages)
     _integers("slots", slots, 1, torch.int64, k_pages)
     if k.shape != v.shape or k.shape[1:] != k_pages.shape[2:]:
         raise BadRequest(
@@ -78,15 +174,72 @@ def append_values(slots: Tensor, pages: int, page_size: int) -> None:
         raise BadRequest("a slot is not in the pool", slot=low if low < -1 else high, slots=pages * page_size)
 
 
+def rotary_fits(rotary: Rotary, k: Tensor, k_pages: Tensor) -> None:
+    cos, sin, positions, _ = rotary
+    _integers("positions", positions, 1, torch.int64, k_pages)
+    if positions.shape[0] != k.shape[0] or not positions.is_contiguous():
+        raise BadRequest("positions are not one a token, side by side", positions=positions.shape[0], k=k.shape[0])
+    if cos.dim() != 2 or cos.shape != sin.shape or not 1 <= cos.shape[1] <= k.shape[2] // 2:
+        raise BadRequest(
+            "cos and sin are not one shape [positions, half of the dims that turn]",
+            cos=str(list(cos.shape)), sin=str(list(sin.shape)), head_dim=k.shape[2],
+        )  # fmt: skip
+    for name, tensor in (("cos", cos), ("sin", sin)):
+        if tensor.dtype not in DTYPES.values() or not tensor.is_contiguous():
+            raise BadRequest(f"{name} is not contiguous or of no dtype that is allowed", dtype=str(tensor.dtype))
+        _same_device(name, tensor, k_pages)
+
+
+def rotary_values(rotary: Rotary) -> None:
+    if rotary.positions.numel() == 0:
+        return
+    low, high = (int(end) for end in torch.aminmax(rotary.positions))
+    if low < 0 or high >= rotary.cos.shape[0]:
+        raise BadRequest("a position has no angles", position=low if low < 0 else high, angles=rotary.cos.shape[0])
+
+
+def query_fits(q: Tensor, k: Tensor, rotary: Rotary | None) -> None:
+    if rotary is None:
+        raise BadRequest("q is given to be turned, but no rotary embedding")
+    _tensor("q", q, (3,), k)
+    if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
+        raise BadRequest(
+            "q is not [tokens, query_heads, head_dim] beside k", q=str(list(q.shape)), k=str(list(k.shape))
+        )  # fmt: skip
+
+
+def move_shapes(pages: Tensor, ids: Tensor, staging: Tensor) -> None:
+    _any_view(pages)
+    _integers("ids", ids, 1, torch.int32, pages)
+    _tensor("staging", staging, (pages.dim(),), pages)
+    if staging.shape[0] != ids.shape[0] or staging.shape[1:] != pages.shape[1:] or not staging.is_contiguous():
+        raise BadRequest(
+            "staging is not a contiguous tensor of a page for each id",
+            staging=str(list(staging.shape)), ids=ids.shape[0], pages=str(list(pages.shape)),
+        )  # fmt: skip
+
+
+def move_values(ids: Tensor, pages: int) -> None:
+    if ids.numel() == 0:
+        return
+    low, high = (int(end) for end in torch.aminmax(ids))
+    if low < -1 or high >= pages:
+        raise BadRequest("a page id is not in the pool", page=low if low < -1 else high, pages=pages)
+
+
 def copy_shapes(pages: Tensor, rows: Tensor) -> None:
-    if not 4 <= pages.dim() <= 6:
-        raise BadRequest("pages are [pages, ..., page_size, kv_heads, head_dim] of 4 to 6 dimensions", dims=pages.dim())
-    _tensor("pages", pages, pages.dim(), pages)
-    if min(pages.shape) < 1:
-        raise BadRequest("pages have an empty dimension", shape=str(list(pages.shape)))
+    _any_view(pages)
     _integers("rows", rows, 2, torch.int32, pages)
     if rows.shape[1] != 3:
         raise BadRequest("rows are [N, 3]: source page, target page, rows", columns=rows.shape[1])
+
+
+def _any_view(pages: Tensor) -> None:
+    if not 4 <= pages.dim() <= 6:
+        raise BadRequest("pages are [pages, ..., page_size, kv_heads, head_dim] of 4 to 6 dimensions", dims=pages.dim())
+    _tensor("pages", pages, (4, 5, 6), pages)
+    if min(pages.shape) < 1:
+        raise BadRequest("pages have an empty dimension", shape=str(list(pages.shape)))
 
 
 def copy_values(rows: Tensor, pages: int, page_size: int) -> None:
@@ -102,8 +255,8 @@ def copy_values(rows: Tensor, pages: int, page_size: int) -> None:
 
 
 def _pages(k_pages: Tensor, v_pages: Tensor) -> None:
-    _tensor("k_pages", k_pages, 4, k_pages)
-    _tensor("v_pages", v_pages, 4, k_pages)
+    _tensor("k_pages", k_pages, (4,), k_pages)
+    _tensor("v_pages", v_pages, (4,), k_pages)
     if k_pages.shape != v_pages.shape or min(k_pages.shape) < 1:
         raise BadRequest(
             "k_pages and v_pages are not one shape [pages, page_size, kv_heads, head_dim]",
@@ -111,9 +264,10 @@ def _pages(k_pages: Tensor, v_pages: Tensor) -> None:
         )  # fmt: skip
 
 
-def _tensor(name: str, tensor: Tensor, dims: int, like: Tensor) -> None:
-    if tensor.dim() != dims:
-        raise BadRequest(f"{name} has the wrong number of dimensions", dims=tensor.dim(), need=dims)
+def _tensor(name: str, tensor: Tensor, dims: tuple[int, ...], like: Tensor) -> None:
+    if tensor.dim() not in dims:
+        need = " or ".join(map(str, dims))
+        raise BadRequest(f"{name} has the wrong number of dimensions", dims=tensor.dim(), need=need)
     if tensor.dtype not in DTYPES.values():
         raise BadRequest(f"{name} has dtype {tensor.dtype}; allowed: {', '.join(DTYPES)}")
     if tensor.dtype != like.dtype:

@@ -74,7 +74,7 @@ def test_no_rows_and_a_page_table_without_columns() -> None:
 def test_scale_is_used() -> None:
     case = make_case(Shape([40]))
     assert_near(
-        decode_attention(*case.arguments, scale=0.5, return_lse=True), naive_attention(case, 0.5), torch.float32
+        decode_attention(*case.arguments, scale=0.5, return_lse=True), naive_attention(case, scale=0.5), torch.float32
     )
 
 

@@ -4,22 +4,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from bench.kernel_cases import (
     INF,
     NAN,
-    Case,
     Shape,
     assert_near,
     bits,
     empty_arena,
     make_case,
     naive_attention,
+    sliced,
     sparse_arena,
 )
 from radixkv.errors import BadRequest
-from radixkv.kernels import LayerPages, append, copy_rows, decode_attention, reference, triton_decode
+from radixkv.kernels import LayerPages, append, attention_launch, copy_rows, decode_attention
 
 QUICK = settings(deadline=None, derandomize=True, max_examples=20, database=None)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -38,22 +37,16 @@ shapes = st.builds(
 )
 
 
-def decode(case: Case, splits: int) -> tuple[Tensor, Tensor]:
-    """The launcher itself, which takes any number of splits and checks no values."""
-    scale = case.q.shape[2] ** -0.5
-    return triton_decode.decode_attention(case.q, case.pages, case.page_table, case.lengths, scale, splits)
-
-
 def test_this_is_the_interpreter() -> None:
-    assert triton_decode.INTERPRETED
+    assert attention_launch.INTERPRETED
 
 
 @QUICK
-@given(shape=shapes, splits=st.sampled_from([1, 2, 3, 7]), seed=st.integers(0, 9))
+@given(shape=shapes, splits=st.sampled_from([0, 2, 3, 7]), seed=st.integers(0, 9))
 def test_decode_equals_the_reference(shape: Shape, splits: int, seed: int) -> None:
     case = make_case(shape, seed)
     wanted = decode_attention(*case.arguments, return_lse=True)
-    assert_near(decode(case, splits), wanted, shape.dtype)
+    assert_near(sliced(case, splits), wanted, shape.dtype)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +78,13 @@ def test_decode_of_each_kind(
     assert (got[1][0] == -INF).all()
 
 
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("splits", [0, 4])
 @pytest.mark.parametrize("fill", [NAN, INF, 1e38])
 def test_garbage_outside_the_valid_tokens_changes_no_bit(fill: float, splits: int) -> None:
     shape = Shape([0, 1, 16, 17, 64, 65, 100], 1, 1)
-    clean = decode(make_case(shape, fill=0.0, padding=0), splits)
+    clean = sliced(make_case(shape, fill=0.0, padding=0), splits)
     for padding in (-1, 2**31 - 1):
-        dirty = decode(make_case(shape, fill=fill, padding=padding), splits)
+        dirty = sliced(make_case(shape, fill=fill, padding=padding), splits)
         assert torch.equal(bits(dirty[0]), bits(clean[0]))
         assert torch.equal(dirty[1], clean[1])
 
@@ -99,36 +92,36 @@ def test_garbage_outside_the_valid_tokens_changes_no_bit(fill: float, splits: in
 def test_more_splits_than_tokens_and_the_most_splits() -> None:
     case = make_case(Shape([0, 130], 1, 1))
     wanted = decode_attention(*case.arguments, return_lse=True)
-    for splits in (17, triton_decode.SPLITS_MAX):
-        assert_near(decode(case, splits), wanted, torch.float32)
+    for splits in (17, 128):
+        assert_near(sliced(case, splits), wanted, torch.float32)
 
 
 def test_no_rows_and_a_page_table_without_columns() -> None:
-    assert decode(make_case(Shape([])), 2)[0].shape == (0, 4, 64)
-    out, lse = decode(make_case(Shape([0], spare_entries=0)), 2)
+    assert sliced(make_case(Shape([])), 2)[0].shape == (0, 4, 64)
+    out, lse = sliced(make_case(Shape([0], spare_entries=0)), 2)
     assert not out.any()
     assert (lse == -INF).all()
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [0, 3])
 def test_what_was_not_checked_is_loud_and_harms_no_other_row(splits: int) -> None:
     case = make_case(Shape([40, 150, 5, 20], 2, 1, spare_entries=0))
     wanted = decode_attention(*case.arguments)
     for page in (-1, len(case.arena), 2**31 - 1, -(2**31)):
         case.page_table[1, 7] = page
-        out, lse = decode(case, splits)
+        out, lse = sliced(case, splits)
         assert out[1].isnan().all()
         assert lse[1].isnan().all()
         torch.testing.assert_close(out[[0, 2, 3]], wanted[[0, 2, 3]], atol=2e-5, rtol=2e-5)
     for length in (161, 2**31 - 1):
         case.lengths[1] = length
         case.page_table[1] = 0
-        out, lse = decode(case, splits)
+        out, lse = sliced(case, splits)
         assert out[1].isnan().all()
         torch.testing.assert_close(out[[0, 2, 3]], wanted[[0, 2, 3]], atol=2e-5, rtol=2e-5)
     for length in (-1, -(2**31)):
         case.lengths[1] = length
-        out, lse = decode(case, splits)
+        out, lse = sliced(case, splits)
         assert not out[1].any()
         assert (lse[1] == -INF).all()
 
@@ -199,7 +192,8 @@ def test_append_skips_a_slot_out_of_the_pool_that_was_not_checked() -> None:
     guarded = empty_arena(Shape([], kv_heads=1).layout, 4, 0.0)
     pool = guarded[:3]
     slots = torch.tensor([3 * 16, 2**62, -(2**62), -2, 47])
-    triton_write.append(torch.ones(5, 1, 64), torch.ones(5, 1, 64), pool[:, 1, 0], pool[:, 1, 1], slots)
+    layer = LayerPages(pool[:, 1, 0], pool[:, 1, 1])
+    triton_write.append(torch.ones(5, 1, 64), torch.ones(5, 1, 64), layer, slots, None, None)
     assert guarded[2, 1, :, 15].all()
     guarded[2, 1, :, 15] = 0
     assert not guarded.any()
@@ -242,7 +236,7 @@ def test_offsets_are_64_bit() -> None:
     append(k, v, *pages, ids[token // 16] * 16 + token % 16, impl="triton")
     assert torch.equal(arena[last, 0, 0], k[:16])
     q, lengths = torch.randn(1, 2, 64).to(torch.float16), torch.tensor([40], dtype=INT)
-    wanted = reference.decode_attention(q, pages, ids.int()[None], lengths, 0.125)
+    wanted = decode_attention(q, *pages, ids.int()[None], lengths, return_lse=True, impl="torch")
     got = decode_attention(q, *pages, ids.int()[None], lengths, return_lse=True, impl="triton")
     assert_near(got, wanted, torch.float16)
     copy_rows(arena, torch.tensor([[last, 2**11, 16]], dtype=INT), impl="triton")
