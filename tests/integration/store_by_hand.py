@@ -37,7 +37,7 @@ class StoreByHand:
         given = [(name, fd) for name, fd in self.kept if name not in without]
         names, fds = ":".join(name for name, _ in given), ":".join(str(fd) for _, fd in given)
         environ = {**os.environ, "NOTIFY_SOCKET": self._address, "FDSTORE": "4096"}
-        boot = [sys.executable, "-c", _EXEC, names, fds, *command]
+        boot = [sys.executable, "-I", "-S", "-c", _EXEC, names, fds, *command]
         given_fds = [fd for _, fd in given]
         piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return Started(subprocess.Popen(boot, env=environ, pass_fds=given_fds, **piped))

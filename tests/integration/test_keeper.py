@@ -125,6 +125,17 @@ def test_another_process_or_another_token_is_no_way_back(supervised, raw_worker)
     assert worker.rejoin().code == "session_lost", "the daemon lives: a connection's end is the session's end"
 
 
+def test_a_lifeline_alone_ends_nothing(supervised, raw_worker) -> None:
+    """While there is a connection, that one counts."""
+    worker = raw_worker(supervised().endpoint, resumes=True)
+    worker.reserve(1, tokens(8))
+    os.close(worker.attachment.lifelines.pop())
+    for _ in range(3):
+        assert worker.ask(Heartbeat()) == Done()
+    assert worker.pages() == {"free": 14, "private": 2}
+    assert worker.ask(Bye()) == Done()
+
+
 HOLDER = """
 import os, sys
 from tests.integration.raw import RawWorker, tokens
