@@ -166,8 +166,6 @@ class Pool:
 
         Only their last pages get it in the table: it holds for all before them.
         """
-        if not nodes:
-            return
         ends = []
         for node in nodes:
             self.order.add(node)
@@ -187,7 +185,8 @@ class Pool:
         if seq.depth > depth:
             seq.node, idle = self.tree.lift(seq.node, seq.depth - depth, self.next_stamp())
             seq.depth = depth
-            self.fallen_idle(idle, seq.root.retired)
+            if idle:
+                self.fallen_idle(idle, seq.root.retired)
 
     # -- the source of copy_rows --------------------------------------------------------------------------------
 
@@ -277,7 +276,7 @@ class Pool:
             if self.copying:
                 self._sources_published(pages, seq.node)
         seq.published = full_pages
-        seq.chain = last(hashes) if new else parent
+        seq.chain = hashes[-HASH_BYTES:] if new else parent
 
     def _already_there(self, seq: Sequence, tokens: bytes) -> int:
         """How many of the pages with these tokens, behind the published ones, the tree has; the path grows over them.

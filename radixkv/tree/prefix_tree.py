@@ -117,12 +117,12 @@ class PrefixTree:
         Returns the nodes that were idle.
         """
         woken = []
-        while node is not above and node.parent is not None:
+        while node is not above and (parent := node.parent) is not None:
             if node.holders == 0:
                 self.idle_pages -= len(node.pages) // PAGE_ID_BYTES
                 woken.append(node)
             node.holders += times
-            node = node.parent
+            node = parent
         return woken
 
     def unpin(self, node: Node, stamp: int) -> tuple[list[Node], Root]:
