@@ -288,16 +288,24 @@ def compact(core: Core, seq: SequenceState) -> Verb[None]:
 
 
 def free(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
-    """Freeing twice is a no-op. An error of an earlier deferred operation is raised after the free has been sent."""
+    """Freeing twice is a no-op. An error of an earlier deferred operation is raised after the free has been sent.
+
+    Waits for no daemon that is yet to come: the outbox will tell it.
+    """
     if seq.closed:
         return
-    session = yield from same_session(seq)
+    if seq.lost or not seq.session.away:
+        yield from same_session(seq)
     seq.closed = True
     item = FreeItem(seq)
-    if core.outbox.behind(seq) or not done(after):
+    if seq.session.away or core.outbox.behind(seq) or not done(after):
         core.outbox.defer(item, after)
         return
-    yield from deliver(session, [item])
+    try:
+        yield Ask(seq.session, pack([item]))
+    except Away:
+        core.outbox.defer(item, None)
+        return
     failure = seq.pool.core.outbox.seen(seq)
     item.outcome()
     if failure is not None:
@@ -341,7 +349,8 @@ def same_session(seq: SequenceState) -> Verb[Session]:
 def ready(seq: SequenceState) -> Verb[Session]:
     """Before a verb: the sequence is ours, nothing about it is in doubt, no earlier error is untold."""
     if seq.closed:
-        raise SessionLost("the session is over") if seq.session.over else StaleHandle("freed or handed off", seq=seq.id)
+        over = SessionLost("the session is over") if seq.session.over else seq.lost
+        raise over or StaleHandle("freed or handed off", seq=seq.id)
     session = yield from same_session(seq)
     for outgoing in list(seq.unsettled):
         yield from persist(Repeat(session, outgoing))

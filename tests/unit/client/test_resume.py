@@ -114,6 +114,7 @@ VERBS: dict[str, Any] = {
     "copied": lambda desk, seq: verbs.copied(desk.core, seq, None),
     "step": lambda desk, seq: step(desk.core, Plan(commit={seq: 8}, extend={seq: [1, 2]}, share={seq: (4, 1)})),
 }
+WAITING = [verb for verb in VERBS if verb != "free"]
 
 
 def known(desk: Any) -> dict[int, Any]:
@@ -168,13 +169,15 @@ def test_a_reply_after_the_rejoin_is_nothing_and_the_request_is_sent_again(
     assert known(kept) == before
     assert list(claims_of(kept)) == [seq.id]
     call.go_on()
+    if verb == "free":
+        kept.ship()  # with the next message
     (again,) = kept.seen
     assert (again.session, again.epoch, again.body) == (call.session.id, 2, call.out[0].request.body)
     assert again.id > call.out[0].request.id
     assert known(kept) != before or verb == "copied"
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", WAITING)
 def test_a_thread_that_gives_up_before_the_rejoin_sends_again_after_it(kept: Any, good: Any, verb: str) -> None:
     seq = kept.sequence(8, (0, 1, 2), **FOUR)
     call = Call(kept, VERBS[verb](kept, seq))
@@ -187,7 +190,7 @@ def test_a_thread_that_gives_up_before_the_rejoin_sends_again_after_it(kept: Any
     assert again.body == call.out[0].request.body
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", WAITING)
 def test_no_daemon_in_time_is_unavailable_and_the_sequence_works_later(kept: Any, good: Any, verb: str) -> None:
     seq = kept.sequence(8, (0, 1, 2), **FOUR)
     before = known(kept)
@@ -197,13 +200,38 @@ def test_no_daemon_in_time_is_unavailable_and_the_sequence_works_later(kept: Any
         call.go_on()
     assert known(kept) == before
     kept.come_back()
+    kept.run(verbs.commit(kept.core, seq, 8, None))
+    assert seq.committed_tokens == 8
+
+
+def test_to_free_waits_for_no_daemon(kept: Any, new_event: Any) -> None:
+    flying, later, fenced = kept.sequence(), kept.sequence(), kept.sequence()
+    event = new_event()
+    call = Call(kept, verbs.free(kept.core, flying, None))
+    kept.die()
+    call.go_on()
+    kept.run(verbs.free(kept.core, later, None))
+    kept.run(verbs.free(kept.core, fenced, event))
+    assert all(seq.closed for seq in kept.pool.held)
+    kept.come_back()
+    assert len(claims_of(kept)) == 3, "until it has been told, the daemon holds them"
+    kept.ship()
+    assert kept.bodies == [Step(free=[Free(flying.id), Free(later.id)])]
+    event.done = True
+    kept.ship()
+    assert kept.bodies == [Step(free=[Free(fenced.id)])]
+
+
+def test_the_frees_of_a_step_that_no_daemon_heard_are_sent_later(kept: Any) -> None:
+    seq, other = kept.sequence(), kept.sequence()
+    call = Call(kept, step(kept.core, Plan(free=[seq], commit={other: 4})))
+    kept.die()
+    with pytest.raises(Unavailable):
+        call.go_on()
+    kept.come_back()
     kept.seen.clear()
-    if verb == "free":
-        kept.ship()
-        assert kept.bodies == [Step(free=[Free(seq.id)])], "what nobody could be told is told now"
-    else:
-        kept.run(verbs.commit(kept.core, seq, 8, None))
-        assert seq.committed_tokens == 8
+    kept.ship()
+    assert kept.bodies == [Step(free=[Free(seq.id)])]
 
 
 def test_the_former_daemons_replies_mean_nothing_even_to_repeats(kept: Any, good: Any) -> None:
