@@ -66,7 +66,7 @@ from radixkv.sessions.running_time import RunningTime
 from radixkv.starting import Parts, RecoveryFailed, start
 from radixkv.version import VERSION
 
-EXIT_DRAINED, EXIT_CONFIG, EXIT_IN_USE, EXIT_MEMORY, EXIT_BROKEN = 0, 2, 3, 4, 70
+EXIT_DRAINED, EXIT_NO_STORE, EXIT_CONFIG, EXIT_IN_USE, EXIT_MEMORY, EXIT_BROKEN = 0, 1, 2, 3, 4, 70
 
 TICK_S = 5.0
 CHECK_S = 5.0
@@ -95,7 +95,8 @@ def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:
     """Own the pools of ``config`` and answer workers until a signal ends it. Returns the process's exit code.
 
     ``cold``: begin with empty pools, whatever is in the store.
-    Exit codes: 0 drained, 2 configuration or permissions, 3 endpoint in use, 4 memory, 70 broken invariant.
+    Exit codes: 0 drained, 1 no answer from the store, 2 configuration or permissions, 3 endpoint or memory in use,
+    4 memory, 70 broken invariant.
     """
     log, lines = open_log()
     try:
@@ -112,7 +113,7 @@ def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:
         return EXIT_IN_USE
     except Unavailable as error:
         log.critical("no store", error=str(error))
-        return EXIT_CONFIG
+        return EXIT_NO_STORE
     except RecoveryFailed as error:
         log.critical("broken: this is a bug in radixkv; the next start is cold", error=str(error), exc_info=error)
         return EXIT_BROKEN

@@ -30,7 +30,7 @@ from radixkv.errors import ConfigError, VersionMismatch
 from radixkv.ipc.attach import Listener
 from radixkv.ipc.endpoint import Claim, Endpoint, open_socket, prepare_directory, resolve
 from radixkv.ipc.fdstore import SESSIONS_MAX, Store, Stored, find_store, raise_open_files, take_stored
-from radixkv.ipc.members import stored_members
+from radixkv.ipc.member import stored_members
 from radixkv.ipc.router import Router
 from radixkv.ipc.signals import signal_socket
 

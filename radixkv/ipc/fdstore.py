@@ -34,7 +34,9 @@ from radixkv.errors import Unavailable
 FIRST_FD = 3
 NAME_MAX = 255
 SEND_MS = 200
-"""How long the daemon waits, at most, until the store has room for one more datagram (the kernel holds about ten)."""
+"""How long a daemon that serves waits, at most, until the store has room for a datagram (it holds about ten)."""
+START_MS = 10_000
+"""The same while it starts and keeps nobody waiting."""
 
 STORE_MAX = 4096
 """Descriptors that a store holds, at most; their names have to fit into one environment variable (128 KiB)."""
@@ -52,6 +54,7 @@ class Store:
     def __init__(self, address: str) -> None:
         """``address``: a path, or ``@name`` of the abstract namespace. Errors: Unavailable."""
         self._reads = True
+        self._patience_ms = START_MS
         self._to_drop: deque[str] = deque()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
@@ -72,7 +75,7 @@ class Store:
         if not sent and self._reads:
             room = select.poll()
             room.register(self._socket, select.POLLOUT)
-            room.poll(SEND_MS)
+            room.poll(self._patience_ms)
             sent = self._send_after_drops(message, fds)
         self._reads = sent
         if not sent:
@@ -94,6 +97,8 @@ class Store:
             self._to_drop.popleft()
 
     def ready(self) -> None:
+        """From now on the daemon serves."""
+        self._patience_ms = SEND_MS
         self._send("READY=1")
 
     def close(self) -> None:

@@ -42,6 +42,7 @@ from radixkv.errors import BadRequest, LimitExceeded, RadixKVError, SessionLost,
 from radixkv.ipc import wire
 from radixkv.ipc.attach import Ghost, Listener, Peer, same_process
 from radixkv.ipc.fdstore import Store, Stored
+from radixkv.ipc.member import Member, Session, has_ended, stored_members, stored_name
 
 HELLO_WITHIN_S = 10.0
 """A connection that has not said hello by then is closed."""
@@ -64,63 +65,6 @@ class Host(Protocol):
         """True: pages of the session are out of use until nothing of it maps the arena any longer."""
 
 
-class _Session:
-    """``over``: the core knows that it has ended; ``mapped``: and that it may still write."""
-
-    __slots__ = ("id", "mapped", "members", "over")
-
-    def __init__(self, identity: int) -> None:
-        self.id = identity
-        self.members: dict[int, _Member] = {}
-        """By rank."""
-        self.over = False
-        self.mapped = False
-
-    @property
-    def gone(self) -> bool:
-        return all(member.gone for member in self.members.values())
-
-    @property
-    def closed(self) -> bool:
-        return all(member.closed for member in self.members.values())
-
-
-class _Member:
-    """One process of a session, or a connection that has not said hello (``session`` None).
-
-    ``lifeline``: the read end, -1 when it has ended or there is none.
-    """
-
-    __slots__ = ("closed", "dead", "lifeline", "peer", "rank", "session", "since")
-
-    def __init__(self, peer: Peer | Ghost, since: float) -> None:
-        self.peer = peer
-        self.since = since
-        self.session: _Session | None = None
-        self.rank = 0
-        self.lifeline = -1
-        self.closed = isinstance(peer, Ghost)
-        self.dead = False
-
-    @property
-    def gone(self) -> bool:
-        return self.closed and self.dead and self.lifeline < 0
-
-
-def stored_name(session: int, rank: int) -> str:
-    return f"member-{session:x}-{rank}"
-
-
-def stored_members(stored: Stored) -> dict[tuple[int, int], str]:
-    """The members that a store holds: their names by session and rank."""
-    found = {}
-    for name in stored:
-        kind, *place = name.split("-")
-        if kind == "member" and len(place) == 2:
-            found[int(place[0], 16), int(place[1])] = name
-    return found
-
-
 class Members:
     """All attach connections, watched by one epoll object together with whatever else the daemon registers there."""
 
@@ -130,10 +74,10 @@ class Members:
         self._host = host
         self._limit = limit
         self._store = store
-        self._by_fd: dict[int, _Member] = {}
+        self._by_fd: dict[int, Member] = {}
         """Open descriptors (connections, pidfds, lifelines) and whose they are."""
-        self._sessions: dict[int, _Session] = {}
-        self._strangers: dict[_Member, None] = {}
+        self._sessions: dict[int, Session] = {}
+        self._strangers: dict[Member, None] = {}
         self._listening = True
         epoll.register(listener.fileno(), select.EPOLLIN)
 
@@ -151,9 +95,9 @@ class Members:
             fds = {stat.S_ISFIFO(os.fstat(fd).st_mode): fd for fd in stored[name]}
             if False not in fds:
                 continue
-            ghost = _Member(Ghost(fds[False]), 0.0)
+            ghost = Member(Ghost(fds[False]), 0.0)
             ghost.lifeline = fds.get(True, -1)
-            self._seat(ghost, self._sessions.setdefault(identity, _Session(identity)), rank)
+            self._seat(ghost, self._sessions.setdefault(identity, Session(identity)), rank)
             self._watch(ghost, ghost.peer.pidfd, select.EPOLLIN)
             if ghost.lifeline >= 0:
                 self._watch(ghost, ghost.lifeline, 0)
@@ -175,7 +119,7 @@ class Members:
             if not member.peer.is_alive():
                 self._died(member)
         elif fd == member.lifeline:
-            if _has_ended(fd):
+            if has_ended(fd):
                 self._lifeline_ended(member)
         else:
             self._read(member)
@@ -220,12 +164,12 @@ class Members:
                 return
             if len(self._strangers) >= _STRANGERS_MAX:
                 self._forget(next(iter(self._strangers)))
-            member = _Member(peer, now)
+            member = Member(peer, now)
             self._strangers[member] = None
             for fd in (peer.fileno(), peer.pidfd):
                 self._watch(member, fd, select.EPOLLIN)
 
-    def _read(self, member: _Member) -> None:
+    def _read(self, member: Member) -> None:
         peer = member.peer
         assert isinstance(peer, Peer)
         given: Sequence[int] = ()
@@ -245,7 +189,7 @@ class Members:
         if not sent:
             self._disconnected(member)
 
-    def _answer(self, member: _Member, packet: bytes) -> _Answer:
+    def _answer(self, member: Member, packet: bytes) -> _Answer:
         """The answer, the descriptors that go with it, and those of them that are not ours any more."""
         request = wire.decode_attach_request(packet)
         match request:
@@ -262,7 +206,7 @@ class Members:
         answer = self._host.map_pool(request.pool)
         return (answer, (), ()) if isinstance(answer, Failure) else (*answer, ())
 
-    def _hello(self, member: _Member, hello: Hello) -> _Answer:
+    def _hello(self, member: Member, hello: Hello) -> _Answer:
         self._check_new(member, hello.version)
         if len(self._sessions) >= 2 * self._limit:
             raise LimitExceeded("too many processes of ended sessions still live", limit=2 * self._limit)
@@ -271,12 +215,12 @@ class Members:
         answer = self._host.open_session(identity, hello.name)
         if isinstance(answer, Welcome):
             del self._strangers[member]
-            self._seat(member, self._sessions.setdefault(identity, _Session(identity)), 0)
+            self._seat(member, self._sessions.setdefault(identity, Session(identity)), 0)
         else:
             self._unkeep(member, identity, 0)
         return answer, theirs, theirs
 
-    def _rejoin(self, member: _Member, rejoin: Rejoin) -> Welcome | Failure:
+    def _rejoin(self, member: Member, rejoin: Rejoin) -> Welcome | Failure:
         """The process behind a ghost is back. Nothing is new to the store: its pidfd and lifeline go on."""
         self._check_new(member, rejoin.version)
         session = self._sessions.get(rejoin.session)
@@ -296,7 +240,7 @@ class Members:
             self._seat(member, session, rejoin.rank)
         return answer
 
-    def _check_new(self, member: _Member, version: int) -> None:
+    def _check_new(self, member: Member, version: int) -> None:
         if member.session is not None:
             raise BadRequest("this connection has a session already")
         if version != PROTOCOL_VERSION:
@@ -304,7 +248,7 @@ class Members:
                 f"this daemon speaks version {PROTOCOL_VERSION}, not {version}", daemon=PROTOCOL_VERSION, client=version
             )
 
-    def _disconnected(self, member: _Member) -> None:
+    def _disconnected(self, member: Member) -> None:
         if member.closed:
             return
         self._unwatch(member.peer.fileno())
@@ -315,20 +259,20 @@ class Members:
         else:
             self._progress(member, "its connection ended")
 
-    def _died(self, member: _Member) -> None:
+    def _died(self, member: Member) -> None:
         self._unwatch(member.peer.pidfd)
         member.dead = True
-        if member.lifeline >= 0 and _has_ended(member.lifeline):
+        if member.lifeline >= 0 and has_ended(member.lifeline):
             self._close_lifeline(member)
         self._progress(member, "its process ended")
 
-    def _lifeline_ended(self, member: _Member) -> None:
+    def _lifeline_ended(self, member: Member) -> None:
         """For a ghost this is what the end of its connection would be."""
         self._close_lifeline(member)
         if isinstance(member.peer, Ghost) or (member.session is not None and member.session.over):
             self._progress(member, "its lifeline ended")
 
-    def _progress(self, member: _Member, reason: str) -> None:
+    def _progress(self, member: Member, reason: str) -> None:
         """Tell the core what is new; forget the session when nothing more can come."""
         session = member.session
         if session is None:
@@ -346,12 +290,12 @@ class Members:
 
     # -- descriptors ----------------------------------------------------------------------------------------------
 
-    def _seat(self, member: _Member, session: _Session, rank: int) -> None:
+    def _seat(self, member: Member, session: Session, rank: int) -> None:
         member.session = session
         member.rank = rank
         session.members[rank] = member
 
-    def _keep(self, member: _Member, session: int, rank: int) -> tuple[int, ...]:
+    def _keep(self, member: Member, session: int, rank: int) -> tuple[int, ...]:
         """Have a member's pidfd and a new lifeline kept by the store, if there is one: the end that is the worker's.
 
         Errors: Unavailable, LimitExceeded.
@@ -372,13 +316,13 @@ class Members:
         self._watch(member, ours, 0)
         return (theirs,)
 
-    def _unkeep(self, member: _Member, session: int, rank: int) -> None:
+    def _unkeep(self, member: Member, session: int, rank: int) -> None:
         if self._store is not None:
             self._store.drop(stored_name(session, rank))
         if member.lifeline >= 0:
             self._close_lifeline(member)
 
-    def _forget(self, member: _Member) -> None:
+    def _forget(self, member: Member) -> None:
         self._strangers.pop(member, None)
         if not member.closed:
             self._unwatch(member.peer.fileno())
@@ -388,12 +332,12 @@ class Members:
             self._unkeep(member, member.session.id, member.rank)
         member.peer.close()
 
-    def _close_lifeline(self, member: _Member) -> None:
+    def _close_lifeline(self, member: Member) -> None:
         self._unwatch(member.lifeline)
         os.close(member.lifeline)
         member.lifeline = -1
 
-    def _watch(self, member: _Member, fd: int, events: int) -> None:
+    def _watch(self, member: Member, fd: int, events: int) -> None:
         """``events`` 0: only its end. The store has the same pipe open, so that epoll is told before we close ours."""
         self._by_fd[fd] = member
         self._epoll.register(fd, events)
@@ -404,10 +348,3 @@ class Members:
 
 
 _Answer = tuple[Welcome | PoolMap | Failure, Sequence[int], Sequence[int]]
-
-
-def _has_ended(lifeline: int) -> bool:
-    """Nobody has the other end open any more."""
-    poll = select.poll()
-    poll.register(lifeline, 0)
-    return bool(poll.poll(0))

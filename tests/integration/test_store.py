@@ -301,5 +301,5 @@ def test_a_store_that_does_not_read_keeps_newcomers_out_and_nobody_else(store: S
 def test_a_store_that_is_announced_and_not_there(serve, store: StoreByHand, tmp_path: Path) -> None:
     (tmp_path / "store" / "notify").unlink()
     code, log = refused(serve)
-    assert code == 2
+    assert code == 1
     assert "cannot be reached" in log

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def test_what_is_said(ends) -> None:
 
 def test_a_store_that_does_not_read(ends) -> None:
     there, store = ends
+    store.ready()
     begin = time.monotonic()
     with pytest.raises(Unavailable):
         for count in range(10_000):
@@ -74,6 +76,21 @@ def test_a_store_that_does_not_read(ends) -> None:
     assert later == [f"FDSTOREREMOVE=1\nFDNAME=member-{count}" for count in range(100)], "nothing is forgotten"
     store.keep("one more", 0)
     assert len(said(there)) == 1
+
+
+def test_a_daemon_that_starts_is_patient(ends) -> None:
+    """A machine that is busy may let its keeper wait: nobody is served yet, so the daemon may as well."""
+    there, store = ends
+
+    def read() -> None:
+        time.sleep(3 * SEND_MS / 1000)  # longer than a daemon that serves would wait
+        said(there)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for count in range(20):
+        store.keep(f"arena-{count}", 0)
+    reader.join()
 
 
 def test_a_store_that_is_gone(ends) -> None:
