@@ -9,10 +9,10 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DOCUMENT = EXAMPLES / "harbour-handbook.md"
 QUESTIONS = EXAMPLES / "harbour-questions.txt"
-QUESTIONS_NEEDED = 6
+QUESTIONS_NEEDED = 8
 MAX_NEW_TOKENS = 24
 KILL_AFTER_TOKENS = 4
-"""The killed worker has said this much of its answer."""
+"""So much of an answer has been said when its worker, or the daemon, is killed."""
 
 
 class BadInput(Exception):
@@ -21,7 +21,7 @@ class BadInput(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A document and six questions about it."""
+    """A document and eight questions about it."""
 
     document: str
     questions: tuple[str, ...]

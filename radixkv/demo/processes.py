@@ -1,4 +1,4 @@
-"""The demo's processes: one daemon, and workers whose events are collected in one place.
+"""The demo's processes: a daemon with its keeper, and workers whose events are collected in one place.
 
 Each has a process group of its own, so that a Ctrl-C reaches the demo alone, which then ends them in order.
 """
@@ -9,11 +9,11 @@ import contextlib
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,22 +30,51 @@ class DemoFailed(Exception):
 
 
 class DaemonProcess:
-    """``radixkv serve`` in a process of its own, with its sockets in ``folder`` and nothing from the environment."""
+    """``radixkv serve --supervised``, with its sockets in ``folder`` and nothing from the environment.
+
+    ``process`` is the keeper; ``ready`` is what the present daemon said when it was ready, ``boot_ids`` are those of
+    all daemons so far.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Raises DemoFailed when it is not ready within START_TIMEOUT_S."""
         self._log = folder / "daemon.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RADIXKV_")}
-        command = [sys.executable, "-m", "radixkv", "serve", "--endpoint", f"ipc://{folder / 'radixkv.sock'}"]
+        endpoint = f"ipc://{folder / 'radixkv.sock'}"
+        command = [sys.executable, "-m", "radixkv", "serve", "--supervised", "--endpoint", endpoint]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment, process_group=0
             )
-        self.ready = self._wait_ready()
+        self.boot_ids: list[str] = []
+        self._starts: queue.SimpleQueue[tuple[float, dict[str, Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.await_start()
 
     @property
     def endpoint(self) -> str:
         return str(self.ready["endpoint"])
+
+    @property
+    def pid(self) -> int:
+        return int(self.ready["pid"])
+
+    def kill_daemon(self) -> float:
+        """SIGKILL to the daemon; its keeper starts the next one. When that was, by the monotonic clock, in seconds."""
+        os.kill(self.pid, signal.SIGKILL)
+        return time.monotonic()
+
+    def await_start(self) -> float:
+        """Wait until the next daemon is ready. When that was, in seconds. Raises DemoFailed."""
+        try:
+            at, self.ready = self._starts.get(timeout=START_TIMEOUT_S)
+        except queue.Empty:
+            self.ready = {}
+        if not self.ready:
+            self.kill()
+            raise DemoFailed("the daemon did not start: " + last_words(self._log))
+        self.boot_ids.append(str(self.ready["boot_id"]))
+        return at
 
     def end(self) -> int:
         """SIGTERM, wait, and give the exit code. Raises DemoFailed when it does not end."""
@@ -57,21 +86,19 @@ class DaemonProcess:
             raise DemoFailed("the daemon did not end after SIGTERM: " + last_words(self._log)) from None
 
     def kill(self) -> None:
+        """In good order if it can: a keeper that is killed cannot wait for its daemon."""
+        with contextlib.suppress(DemoFailed):
+            self.end()
         self.process.kill()
         self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
-    def _wait_ready(self) -> dict[str, Any]:
+    def _read(self) -> None:
+        """Until the last of keeper and daemon has ended: both have the pipe."""
         assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], START_TIMEOUT_S)
-        line = self.process.stdout.readline() if readable else b""
-        try:
-            ready: dict[str, Any] = json.loads(line)
-        except ValueError:
-            self.kill()
-            raise DemoFailed("the daemon did not start: " + last_words(self._log)) from None
-        return ready
+        with self.process.stdout as lines:
+            for line in lines:
+                self._starts.put((time.monotonic(), json.loads(line)))
+        self._starts.put((time.monotonic(), {}))
 
 
 class WorkerProcess:

@@ -14,10 +14,11 @@ from radixkv.demo.verdict import Answer, PageCount
 
 @dataclass(slots=True)
 class Kill:
-    """what: who was killed and when in its work. at_s: seconds since the demo began."""
+    """what: who was killed. at_s: seconds since the demo began. how: the rest of the sentence, for people."""
 
     what: str
     at_s: float
+    how: str = ""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ def show(result: Result, console: Console) -> None:
     console.print(_answers(result.answers))
     console.print(_pages(result.counts))
     for kill in result.kills:
-        console.print(f"Killed: {kill.what}, {kill.at_s:.1f} s after the start.", highlight=False)
+        console.print(f"Killed, {kill.at_s:.1f} s after the start: {kill.what}{kill.how}.", highlight=False)
     asked = sum(len(answer.prompt) for answer in result.answers)
     console.print(
         f"Saved: {result.saved_tokens:,} of {asked:,} prompt tokens were not computed again; "

@@ -7,7 +7,9 @@
     3, 4     workers 1 and 2 at once: found cached
     5        worker 2: SIGKILL in the middle of its answer; its pages come back
     6        worker 3, which is new: still found cached
-    then     1, 2, 3 with 4, and 6 again in the same grouping, by Transformers alone: the outputs must be equal
+    7        worker 3: SIGKILL to the daemon in the middle of the answer; the next daemon comes, the answer goes on
+    8        worker 1: found cached, by the next daemon
+    then     all but 5 again in the same grouping, by Transformers alone: the outputs must be equal
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import radixkv
 from radixkv.adapters import smollm2
 from radixkv.demo import report, verdict
 from radixkv.demo.options import KILL_AFTER_TOKENS, MAX_NEW_TOKENS, BadInput, Task
-from radixkv.demo.processes import Crew, DaemonProcess, DemoFailed, Job, WorkerProcess
+from radixkv.demo.processes import Crew, DaemonProcess, DemoFailed, Job, OnEvent, WorkerProcess
 from radixkv.demo.progress import Display
 from radixkv.demo.verdict import Answer, PageCount
 
@@ -37,6 +39,9 @@ PLAIN_WIDTH = 108
 """Columns of a table that goes into a file or a pipe."""
 RETURN_TIMEOUT_S = 5.0
 """A killed worker's pages must be back within this time."""
+TIMEOUT_S = 30.0
+ENDLESS = ("5", "7")
+"""Answers that go on to the last token allowed, since a short one could be over before anybody is killed."""
 
 
 def run_demo(load: Callable[[], Task], as_json: bool) -> int:
@@ -69,16 +74,17 @@ def _run(task: Task, console: Console) -> report.Result:
         stack.enter_context(crew.stopped_by_signals())
         daemon = DaemonProcess(folder)
         stack.callback(daemon.kill)
-        client = stack.enter_context(radixkv.connect(daemon.endpoint))
+        client = stack.enter_context(radixkv.connect(daemon.endpoint, timeout=TIMEOUT_S))
         crew.setup = {"endpoint": daemon.endpoint, "document": task.document, "max_new_tokens": MAX_NEW_TOKENS}
         stack.callback(crew.kill)
         scenario = _Scenario(task, crew, client, display)
         scenario.answer_questions()
+        scenario.outlive_the_daemon(daemon)
         scenario.compare()
         crew.end()
         scenario.count("at the end")
         client.close()
-        return scenario.result(str(daemon.ready["boot_id"]), daemon.end())
+        return scenario.result(daemon.boot_ids, daemon.end())
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
@@ -92,7 +98,7 @@ class _Scenario:
         self._task = task
         self._crew = crew
         self._client = client
-        self._page_size = client.pool(POOL).page_size
+        self._pool = client.pool(POOL)
         self._display = display
         self._began = time.monotonic()
         self._finished: list[list[int]] = []
@@ -112,13 +118,46 @@ class _Scenario:
         self._ask({"6": three})
         self._one, self._three = one, three
 
+    def outlive_the_daemon(self, daemon: DaemonProcess) -> None:
+        """Kill it while worker 3 answers; worker 1 then finds what the former daemon had cached."""
+        worker, pid = self._three, daemon.pid
+        held: list[PageCount] = []
+        times: list[float] = []
+        """Of the kill, then of each further token."""
+
+        def look(job: Job, event: dict[str, Any]) -> None:
+            if event["event"] == "token" and job.said == KILL_AFTER_TOKENS:
+                held.append(self.count("worker 3, just before the daemon's kill"))
+                times.append(daemon.kill_daemon())
+            elif event["event"] == "token" and times:
+                times.append(time.monotonic())
+
+        self._ask({"7": worker}, look)
+        answer = self._answers["7"]
+        if not times:
+            self._faults.append("request 7 was finished before the daemon was killed")
+            return
+        killed_at, back_at = times[0], daemon.await_start()
+        meanwhile = sum(at < back_at for at in times[1:])
+        how = (
+            f" (pid {pid}) with SIGKILL after {KILL_AFTER_TOKENS} tokens of worker {worker.number}'s answer to 7, "
+            f"which went on; {meanwhile} more tokens came in the {back_at - killed_at:.2f} s until the next daemon "
+            f"(pid {daemon.pid}) was ready"
+        )
+        self._kills.append(report.Kill("daemon", killed_at - self._began, how))
+        self._display.note(f"Killed: daemon{how}")
+        after = self.count("after that answer, by the next daemon")
+        found = self._pool.lookup(answer.tokens, namespace=radixkv.Namespace(**smollm2.namespace_fields()))
+        page_size = self._pool.page_size
+        self._faults += verdict.restart_faults(held[0], after, answer, found.device_tokens, page_size)
+        self._ask({"8": self._one})
+        self._faults += verdict.wait_faults(self._answers["8"])
+
     def compare(self) -> None:
         """Answer the finished questions again, grouped as before, but by Transformers alone."""
-        for group in ({"1": self._one}, {"2": self._three}, {"3": self._one, "4": self._three}, {"6": self._three}):
-            jobs = {
-                name: Job(worker, {"reference": name, "question": self._question(name)})
-                for name, worker in group.items()
-            }
+        one, three = self._one, self._three
+        for group in ({"1": one}, {"2": three}, {"3": one, "4": three}, {"6": three}, {"7": three}, {"8": one}):
+            jobs = {name: Job(worker, self._order("reference", name)) for name, worker in group.items()}
             self._work(jobs, "without cache")
             for name, job in jobs.items():
                 assert job.done is not None
@@ -132,12 +171,12 @@ class _Scenario:
         self._counts.append(count)
         return count
 
-    def result(self, boot_id: str, daemon_exit: int) -> report.Result:
+    def result(self, boot_ids: list[str], daemon_exit: int) -> report.Result:
         answers = list(self._answers.values())
-        faults = [fault for answer in answers for fault in verdict.faults_of(answer, self._page_size)]
+        faults = [fault for answer in answers for fault in verdict.faults_of(answer, self._pool.page_size)]
         faults += verdict.page_faults(self._counts) + self._faults
-        faults += verdict.end_faults(self._counts[-1], daemon_exit)
-        return report.Result(answers, self._kills, self._counts, [boot_id], faults, time.monotonic() - self._began)
+        faults += verdict.end_faults(self._counts[-1], daemon_exit) + verdict.boot_faults(boot_ids)
+        return report.Result(answers, self._kills, self._counts, boot_ids, faults, time.monotonic() - self._began)
 
     def _hire(self, count: int) -> list[WorkerProcess]:
         first = len(self._crew.workers) + 1
@@ -146,11 +185,11 @@ class _Scenario:
         self._display.begin(label, count)
         return self._crew.hire(count, lambda worker: self._display.loaded(label, worker))
 
-    def _ask(self, group: dict[str, WorkerProcess]) -> None:
-        """Put questions to workers, all at the same time, and keep their answers."""
+    def _ask(self, group: dict[str, WorkerProcess], look: OnEvent | None = None) -> None:
+        """Put questions to workers, all at the same time, and keep their answers. ``look`` sees every event."""
         before = list(self._finished)
-        jobs = {name: Job(worker, self._order(name)) for name, worker in group.items()}
-        self._work(jobs, "with cache")
+        jobs = {name: Job(worker, self._order("ask", name)) for name, worker in group.items()}
+        self._work(jobs, "with cache", look)
         for name, job in jobs.items():
             assert job.done is not None
             beside = [other.prompt for other in jobs.values() if other is not job]
@@ -158,8 +197,7 @@ class _Scenario:
             self._finished.append(job.prompt)
 
     def _kill_amid(self, name: str, worker: WorkerProcess) -> None:
-        # Endless, since a short answer could be over before its worker is killed.
-        job = Job(worker, self._order(name, endless=True), kill_after=KILL_AFTER_TOKENS)
+        job = Job(worker, self._order("ask", name), kill_after=KILL_AFTER_TOKENS)
         held: list[PageCount] = []
 
         def look(job: Job, event: dict[str, Any]) -> None:
@@ -173,7 +211,7 @@ class _Scenario:
             return
         what = f"worker {worker.number} (pid {worker.pid}) with SIGKILL after {job.said} tokens of its answer to {name}"
         self._kills.append(report.Kill(what, at_s))
-        self._display.note(f"Killed {what}")
+        self._display.note(f"Killed: {what}")
         self._finished.append(job.prompt)  # its pages were committed before its first token came
         self._faults += verdict.kill_faults(held[0], self._count_when_returned())
 
@@ -186,7 +224,7 @@ class _Scenario:
             self._counts.pop()
             time.sleep(0.01)
 
-    def _work(self, jobs: dict[str, Job], what: str, look: Any = None) -> None:
+    def _work(self, jobs: dict[str, Job], what: str, look: OnEvent | None = None) -> None:
         labels = {id(job): f"{name} by worker {job.worker.number}, {what}" for name, job in jobs.items()}
         for label in labels.values():
             self._display.begin(label)
@@ -200,8 +238,5 @@ class _Scenario:
 
         self._crew.work(list(jobs.values()), on_event)
 
-    def _order(self, name: str, *, endless: bool = False) -> dict[str, Any]:
-        return {"ask": name, "question": self._question(name), "endless": endless}
-
-    def _question(self, name: str) -> str:
-        return self._task.questions[int(name) - 1]
+    def _order(self, verb: str, name: str) -> dict[str, Any]:
+        return {verb: name, "question": self._task.questions[int(name) - 1], "endless": name in ENDLESS}

@@ -7,6 +7,9 @@ from typing import Any
 
 BUSY_STATES = ("private", "shadow", "loading", "saving", "quarantined")
 """Page states that must be empty when nobody holds anything."""
+WAIT_MAX_S = 1.0
+"""The first question after the daemon's death has its first token within this time."""
+DAEMONS = 2
 
 
 @dataclass(slots=True)
@@ -24,6 +27,11 @@ class Answer:
     before: list[list[int]]
     beside: list[list[int]]
     reference: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what was answered."""
+        return [*self.prompt, *self.done["tokens"]]
 
     @property
     def equal(self) -> bool:
@@ -69,6 +77,8 @@ def faults_of(answer: Answer, page_size: int) -> list[str]:
         faults.append(f"{name}: was computed in local pages, not in the daemon's")
     if done["cached_tokens"] + done["computed_tokens"] != len(answer.prompt):
         faults.append(f"{name}: cached and computed tokens do not add up to {len(answer.prompt)}")
+    if done["recoveries"]:
+        faults.append(f"{name}: its pages were lost and computed again, {done['recoveries']} times")
     low = expected_hit(answer.prompt, answer.before, page_size)
     high = expected_hit(answer.prompt, answer.before + answer.beside, page_size)
     if not low <= done["cached_tokens"] <= high:
@@ -95,6 +105,38 @@ def kill_faults(before: PageCount, after: PageCount) -> list[str]:
     if after.states.get("cached", 0) < before.states.get("cached", 0):
         faults.append("cached pages were lost with the killed worker")
     return faults
+
+
+def restart_faults(before: PageCount, after: PageCount, answer: Answer, found_tokens: int, page_size: int) -> list[str]:
+    """The daemon died while a worker held pages, and the next one went on with them.
+
+    found_tokens: how much of prompt and answer the next daemon has. The former did not have the end, which was not
+    computed yet; so the session went on, was able to publish, and then gave everything back.
+    """
+    faults = []
+    if before.busy == 0 or before.sequences == 0:
+        faults.append("the worker held no pages when the daemon was killed")
+    if after.busy != 0 or after.sequences != 0:
+        faults.append(f"after the daemon's death {after.busy} pages and {after.sequences} sequences were still held")
+    if after.states.get("cached", 0) < before.states.get("cached", 0):
+        faults.append("cached pages were lost with the daemon")
+    computed = len(answer.tokens) - 1  # nobody asked for what follows the last token
+    if found_tokens != computed // page_size * page_size:
+        faults.append(f"request {answer.id}: of {computed} computed tokens the next daemon has {found_tokens}")
+    return faults
+
+
+def wait_faults(answer: Answer) -> list[str]:
+    ttft_s = answer.done["ttft_s"]
+    if ttft_s < WAIT_MAX_S:
+        return []
+    return [f"request {answer.id}: its first token took {ttft_s:.2f} s, must be under {WAIT_MAX_S} s"]
+
+
+def boot_faults(boot_ids: list[str]) -> list[str]:
+    if len(set(boot_ids)) == len(boot_ids) == DAEMONS:
+        return []
+    return [f"there were {len(set(boot_ids))} daemons, not {DAEMONS}"]
 
 
 def end_faults(last: PageCount, daemon_exit: int) -> list[str]:

@@ -2,15 +2,17 @@
 
 It reads one JSON object a line from stdin and writes one a line to stdout::
 
-    {"ask": id, "question": text, "endless": bool}  -> start, prefill..., token..., done    through the shared pages
-    {"reference": id, "question": text}             -> the same                  Transformers' own cache, no radixkv
+    {"ask": id, "question": text, "endless": bool}        -> start, prefill..., token..., done    through shared pages
+    {"reference": id, "question": text, "endless": bool}  -> the same           Transformers' own cache, no radixkv
 
-or ``refused`` in place of what cannot be done. Started as ``python -m radixkv.demo.worker`` with a first line
-{"endpoint", "document", "max_new_tokens"}; its end of input is its end.
+or ``refused`` in place of what cannot be done. endless: go on after the end of the text, to the last token allowed, so
+that every answer has a middle. Started as ``python -m radixkv.demo.worker`` with a first line {"endpoint", "document",
+"max_new_tokens"}; its end of input is its end.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -27,6 +29,8 @@ from radixkv.adapters.transformers.model import end_of_text
 
 CHUNK_TOKENS = 512
 PAGE_TABLE_HEAD = 4
+TIMEOUT_S = 30.0
+"""For a daemon's answer; in the middle of it one may be killed and another one started."""
 TEMPLATE = "Text:\n\n{document}\n\nUse the text to answer this question: {question}"
 """The document comes first, so that all questions about it have it as their common prefix."""
 
@@ -64,7 +68,7 @@ class Worker:
         return tokens
 
     def ask(self, request: str, question: str, endless: bool) -> None:
-        """Answer through the shared pages. endless: go on after the end of the text, to the last token allowed."""
+        """Answer through the shared pages."""
         tokens = self.prompt(question)
         say(event="start", id=request, prompt=tokens)
         answer = self.paged.greedy(
@@ -84,9 +88,10 @@ class Worker:
             tokens=answer.tokens,
             output=self._text(answer.tokens),
             shared=answer.shared,
+            recoveries=answer.recoveries,
         )
 
-    def reference(self, request: str, question: str) -> None:
+    def reference(self, request: str, question: str, endless: bool) -> None:
         """Answer the same question with Transformers alone: its own cache, its own attention, everything computed."""
         tokens = self.prompt(question)
         say(event="start", id=request, prompt=tokens)
@@ -99,7 +104,7 @@ class Worker:
         ttft_s = time.monotonic() - started
         output = [token]
         self._token(request, token)
-        while token not in self.stop and len(output) < self.max_new_tokens:
+        while (endless or token not in self.stop) and len(output) < self.max_new_tokens:
             token = self._plain_forward([token], cache)
             output.append(token)
             self._token(request, token)
@@ -114,14 +119,16 @@ class Worker:
         say(event="token", id=request, text=self._text([token]))
 
     def _text(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        """Up to the end of the text, if there is one."""
+        said = list(itertools.takewhile(lambda token: token not in self.stop, tokens))
+        text: str = self.tokenizer.decode(said, skip_special_tokens=True)
         return text
 
 
 def main() -> int:
     torch.set_num_threads(1)  # two threads are slower for a model this small, and another worker wants the other core
     setup = json.loads(sys.stdin.readline())
-    with radixkv.connect(setup["endpoint"]) as client:
+    with radixkv.connect(setup["endpoint"], timeout=TIMEOUT_S) as client:
         worker = Worker(setup, client)
         say(event="ready", pid=os.getpid())
         for line in sys.stdin:
@@ -130,7 +137,7 @@ def main() -> int:
                 if "ask" in order:
                     worker.ask(order["ask"], order["question"], order["endless"])
                 else:
-                    worker.reference(order["reference"], order["question"])
+                    worker.reference(order["reference"], order["question"], order["endless"])
             except (TooLong, radixkv.OutOfPages) as error:
                 say(event="refused", message=str(error))
     return 0

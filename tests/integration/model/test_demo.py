@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_all_went_as_it_must(run: Any) -> None:
     result, _, _ = run
     assert result["ok"] is True
     assert list(result) == ["requests", "kills", "pages", "saved", "boot_ids", "ok"]
-    assert [request["id"] for request in result["requests"]] == ["1", "2", "3", "4", "6"]
+    assert [request["id"] for request in result["requests"]] == ["1", "2", "3", "4", "6", "7", "8"]
     assert all(request["equal"] and request["output"] for request in result["requests"])
 
 
@@ -63,20 +64,32 @@ def test_the_first_computes_and_the_others_find_it_cached(run: Any) -> None:
 
 def test_three_workers_answered_and_one_was_killed(run: Any) -> None:
     result, _, _ = run
-    one, two, again, beside, last = (request["worker_pid"] for request in result["requests"])
-    assert one == again
+    one, two, again, beside, three, amid, last = (request["worker_pid"] for request in result["requests"])
+    assert one == again == last
     assert two == beside
-    assert len({one, two, last}) == 3
-    (kill,) = result["kills"]
+    assert three == amid
+    assert len({one, two, three}) == 3
+    kill = result["kills"][0]
     assert f"pid {two}" in kill["what"]
     assert "SIGKILL after 4 tokens" in kill["what"]
+
+
+def test_the_daemon_was_killed_and_the_next_one_went_on(run: Any) -> None:
+    result, shown, _ = run
+    assert [kill["what"] for kill in result["kills"][1:]] == ["daemon"]
+    assert result["kills"][0]["at_s"] < result["kills"][1]["at_s"]
+    assert len(set(result["boot_ids"])) == len(result["boot_ids"]) == 2
+    last = result["requests"][-1]
+    assert last["ttft_s"] < 1.0
+    told = re.search(r"(\d+) more tokens came in the (\d+\.\d\d) s until the next daemon", " ".join(shown.split()))
+    assert told is not None
+    assert 0 < float(told[2]) < 30
 
 
 def test_no_page_is_held_and_nothing_is_left_behind(run: Any) -> None:
     result, _, folder = run
     assert {state for state, pages in result["pages"].items() if pages} == {"free", "cached"}
     assert sum(result["pages"].values()) == 728
-    assert len(result["boot_ids"]) == 1
     for request in result["requests"]:
         assert not Path(f"/proc/{request['worker_pid']}").exists()
     folder.rmdir()  # it is empty
@@ -100,6 +113,10 @@ def test_a_document_beyond_the_model_is_refused(tmp_path: Path, smollm2_files: A
     assert list(folder.iterdir()) == []
 
 
+def children_of(pid: int | str) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_demo_that_is_ended_early_leaves_nothing_behind(
     smollm2_files: Any, wait_until: Any, number: int, code: int
@@ -113,14 +130,15 @@ def test_a_demo_that_is_ended_early_leaves_nothing_behind(
         try:
             # Its workers have been started, and are loading the model.
             wait_until(lambda: any(folder.glob("*/worker-2.log")), timeout=60, what="the start of the workers")
-            children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+            children = children_of(running.pid)
+            children += [grandchild for child in children for grandchild in children_of(child)]
             running.send_signal(number)
             output, _ = running.communicate(timeout=60)
         finally:
             running.kill()
     assert running.returncode == code
     assert output == ""
-    assert len(children) >= 2
+    assert len(children) >= 3 + 1  # workers, keeper; its daemon
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
     folder.rmdir()
 

@@ -23,6 +23,7 @@ def answer(prompt: list[int] = SECOND, before: list[list[int]] | None = None, **
         "page_table_head": [0, 1, 2],
         "ttft_s": 0.25,
         "shared": True,
+        "recoveries": 0,
     }
     return Answer(
         id="2",
@@ -52,6 +53,7 @@ def test_a_good_answer_has_no_fault() -> None:
         ({"tokens": [7, 9], "output": "seven nine"}, "'seven nine' differs from 'seven eight'"),
         ({"tokens": [7]}, "differs"),
         ({"shared": False}, "local pages"),
+        ({"recoveries": 1}, "lost and computed again, 1 times"),
         ({"computed_tokens": 43}, "do not add up to 43"),
         ({"cached_tokens": 0, "computed_tokens": 43}, "0 tokens were cached, expected 32 to 32"),
         ({"cached_tokens": 42, "computed_tokens": 1}, "42 tokens were cached, expected 32 to 32"),
@@ -108,6 +110,32 @@ def test_a_kill_must_hit_a_holder_and_give_everything_back() -> None:
     assert "cached pages were lost" in found
 
 
+def test_the_next_daemon_must_have_the_whole_answer_and_hold_nothing() -> None:
+    holding = PageCount("before", 100, count(free=57, private=3).states, 1)
+    one = answer(DOCUMENT, tokens=list(range(8)))  # 47 tokens are computed: 2 full pages of 16, 5 of 8
+    assert verdict.restart_faults(holding, count(), one, 32, 16) == []
+    assert verdict.restart_faults(holding, count(), one, 40, 8) == []
+    (found,) = verdict.restart_faults(holding, count(), one, 32, 8)
+    assert found == "request 2: of 47 computed tokens the next daemon has 32"
+    (found,) = verdict.restart_faults(count(), count(), one, 32, 16)
+    assert "held no pages when the daemon was killed" in found
+    (found,) = verdict.restart_faults(holding, holding, one, 32, 16)
+    assert "3 pages and 1 sequences were still held" in found
+    (found,) = verdict.restart_faults(holding, count(free=61, cached=39), one, 32, 16)
+    assert "cached pages were lost with the daemon" in found
+
+
+def test_the_next_question_is_answered_within_a_second() -> None:
+    assert verdict.wait_faults(answer(ttft_s=0.999)) == []
+    assert verdict.wait_faults(answer(ttft_s=1.0)) == ["request 2: its first token took 1.00 s, must be under 1.0 s"]
+
+
+def test_there_were_two_daemons() -> None:
+    assert verdict.boot_faults(["a", "b"]) == []
+    for ids in (["a"], ["a", "a"], ["a", "b", "a"], ["a", "b", "c"]):
+        assert len(verdict.boot_faults(ids)) == 1, ids
+
+
 def test_the_end_must_be_clean() -> None:
     assert verdict.end_faults(count(), 0) == []
     assert verdict.end_faults(count(free=59, shadow=1), 0) == ["1 pages leaked, 0 sequences are left"]
@@ -116,7 +144,9 @@ def test_the_end_must_be_clean() -> None:
 
 
 def test_the_json_object_has_exactly_its_keys() -> None:
-    result = Result([answer()], [Kill("worker 2", 3.25)], [count(), count(free=59, private=1)], ["b00t"], [], 60.0)
+    result = Result(
+        [answer()], [Kill("worker 2", 3.25, ", and how")], [count(), count(free=59, private=1)], ["b00t"], [], 60.0
+    )
     assert report.as_json(result) == {
         "requests": [
             {
