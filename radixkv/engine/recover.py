@@ -7,7 +7,8 @@
     CACHED, anything else                        free
     PRIVATE, SHADOW of a known session           quarantined until the session claims it (``resume.py``) or is over
     PRIVATE, SHADOW of nobody (in transit)       quarantined until the resume window closes
-    PRIVATE, SHADOW, QUARANTINED of an ended one quarantined until nothing of it maps the arena; free if nothing does
+    PRIVATE, SHADOW of an ended one              quarantined until nothing of it maps the arena; free if nothing does
+    QUARANTINED                                  quarantined, until we hear that nothing maps the arena any more
     FREE                                         free
 
 Why any state that a kill can leave is good: a record's state word is stored last and whole, so each record is as it
@@ -169,10 +170,11 @@ class _Restore:
         for owner in np.unique(image.owners[outside]).tolist():
             mine = outside[image.owners[outside] == owner]
             over = image.states[mine] == PageState.QUARANTINED
+            self._quarantine(engine, owner, mine[over])
+            mine = mine[~over]
             if owner in known or owner == NOBODY:
-                lineage.wait_for(owner, mine[~over].tolist())
-                mine = mine[over]
-            if owner in attached:
+                lineage.wait_for(owner, mine.tolist())
+            elif owner in attached:
                 self._quarantine(engine, owner, mine)
             else:
                 self._free(mine)

@@ -214,12 +214,53 @@ def test_what_nobody_claims_comes_back() -> None:
     assert world.counts() == {"free": PAGES}
 
 
-def test_pages_of_a_session_that_ended_and_is_gone_are_free() -> None:
+def test_private_pages_of_a_refused_claim_wait_for_the_end_of_the_process() -> None:
+    """Its worker may be writing to them when it learns that the sequence is lost."""
+    world = World()
+    first = world.reserve(1, 7, range(4), 6).page_table
+    world.die()
+    world.rejoin(1)
+    claim = world.claim(7, range(4), first, 0)
+    refused = result(world.ask(1, Resume([claim, claim])))
+    assert refused == Kept(0, 0)
+    world.free(1, 7)
+    assert world.counts() == {"free": PAGES}, "a second claim of the same pages waits for nothing"
+    table = world.reserve(1, 8, range(4), 6).page_table
+    world.die()
+    world.rejoin(1)
+    bad = world.claim(8, range(4), table, 5)
+    assert isinstance(result(world.ask(1, Resume([bad], last=False))), Failure)
+    world.ask(1, Resume([]))
+    assert world.counts() == {"free": PAGES - 3, "quarantined": 3}
+    world.reserve(1, 9, range(20))
+    world.die()
+    assert world.counts()["quarantined"] == 8
+    world.rejoin(1)
+    world.ask(1, Resume([]))
+    assert world.counts() == {"free": PAGES - 3, "quarantined": 3}
+    world.ask(1, commands.Bye())
+    assert world.counts() == {"free": PAGES}
+
+
+def test_quarantine_ends_only_when_we_hear_that_nothing_maps_the_arena() -> None:
     world = World()
     world.reserve(2, 7, range(20, 30))
     world.do(commands.EndSession(2, True, "process"))
-    world.die(attached=(1,))
+    for attached in ((1, 2), (1,), ()):
+        world.die(attached)
+        assert world.counts() == {"free": PAGES - 3, "quarantined": 3}
+    world.do(commands.MappingGone(2))
     assert world.counts() == {"free": PAGES}
+
+
+def test_the_end_of_a_session_that_was_cut_off_is_carried_out() -> None:
+    """The session's record says that it is over, its pages have not been told."""
+    for attached, left in (((2,), {"free": PAGES - 3, "quarantined": 3}), ((), {"free": PAGES})):
+        world = World()
+        world.reserve(2, 7, range(20, 30))
+        world.tables.apply(commands.SessionRecord(1, 2, 0, b""))
+        world.die(attached)
+        assert world.counts() == left
 
 
 @pytest.mark.parametrize(
