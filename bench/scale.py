@@ -79,7 +79,7 @@ def leafy(leaves: int) -> Core:
         page = pool.pages.take(1)
         pool.pages.move(page, State.PRIVATE, Event.PUBLISH)
         node = tree.grow(root, tokens, page.tobytes(), chain(root.chain_seed, tokens, tree.page_token_bytes))
-        pool.unpin(node)
+        pool.fallen_idle(tree.unpin(node, pool.next_stamp())[0], retired=False)
         pool.writes.clear()
     return core
 

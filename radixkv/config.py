@@ -17,6 +17,9 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 PAGE_ALIGN_BYTES = 256
 LAST_PAGE_MODES = ("copy", "keep", "drop")
+POLICIES = ("lru", "lfu", "fifo", "s3fifo")
+"""Which cached page leaves first when pages run short; see ``radixkv.evictor``."""
+
 PAGE_SIZE_MAX = 256
 PAGES_MAX = 2**31 - 1
 LAYOUT_ORDER = ("page", "layer", "kv", "token", "kv_head", "dim")
@@ -148,6 +151,7 @@ class PoolConfig:
     session_floor_pages: int = 0
     session_cap_pages: int = 0
     namespaces: int = 1024
+    policy: str = "lru"
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64 or not self.name.isprintable():
@@ -161,6 +165,8 @@ class PoolConfig:
         _whole("pool.session_floor_pages", self.session_floor_pages, 0, self.pages)
         _whole("pool.session_cap_pages", self.session_cap_pages, 0, self.pages)
         _whole("pool.namespaces", self.namespaces, 1, 65536)
+        if self.policy not in POLICIES:
+            raise _refuse("pool.policy", self.policy, ", ".join(POLICIES))
         if self.session_cap_pages and self.session_floor_pages > self.session_cap_pages:
             raise _refuse("pool.session_floor_pages", self.session_floor_pages, "at most session_cap_pages")
 

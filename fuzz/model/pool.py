@@ -7,16 +7,17 @@
             private | shadow -> quarantined -> free      the session that could write to it has ended
 
 Nothing is counted by hand. Who holds a page is found anew each time by looking at every sequence; a page of the cache
-is also held by whoever holds a page below it, and by whoever has committed the same tokens. The order of eviction is
-literal: of the cached pages which nobody holds and which have no cached page below them the one with the oldest stamp
-goes first, the deepest first if equal.
+is also held by whoever holds a page below it, and by whoever has committed the same tokens. Of the cached pages which
+nobody holds and which have no cached page below them one goes first; which one is said by ``orders.py``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+from fuzz.model.orders import ORDERS, Order
 
 FREE, PRIVATE, CACHED, SHADOW, QUARANTINED = "free", "private", "cached", "shadow", "quarantined"
 
@@ -56,13 +57,17 @@ class Sequence:
 class PoolModel:
     """All pages of one pool."""
 
-    def __init__(self, name: str, pages: int, page_size: int) -> None:
+    def __init__(self, name: str, pages: int, page_size: int, policy: str = "lru") -> None:
         self.name = name
         self.page_size = page_size
         self.state: dict[int, str] = dict.fromkeys(range(pages), FREE)
         self.cache: dict[Key, int] = {}
         self.key_of: dict[int, Key] = {}
-        self.stamp: dict[int, int] = {}
+        self.policy = policy
+        self.order: Order[int] = ORDERS[policy](self, pages)
+        self.hash_of: Callable[[int], bytes] = lambda _page: b""
+        """What the table says is a page's chain hash."""
+        self.hashes: dict[int, bytes] = {}
         self.epoch: dict[bytes, int] = {}
         self.blamed: dict[int, int] = {}
         """Quarantined page -> the ended session that could still write to it."""
@@ -105,6 +110,16 @@ class PoolModel:
         before = tokens[: -self.page_size]
         return self.cache[namespace, epoch, before] if before else None
 
+    def children(self, page: int) -> list[int]:
+        """The cached pages right behind this one."""
+        return [other for other in self.key_of if self.parent(other) == page]
+
+    def depth(self, page: int) -> int:
+        return len(self.key_of[page][2])
+
+    def hash(self, page: int) -> bytes:
+        return self.hashes[page]
+
     def held(self, sequences: Iterable[Sequence], also: Iterable[int] = ()) -> set[int]:
         """Every page somebody holds: in a table, as the source of copy_rows, or above a cached page that is held."""
         wanted = list(also)
@@ -129,19 +144,26 @@ class PoolModel:
     def free(self) -> int:
         return sum(1 for state in self.state.values() if state == FREE)
 
-    def victim(self, held: set[int]) -> int:
-        """The page that has to leave next. One must exist."""
-        has_child = {self.parent(page) for page in self.key_of}
-        leaves = [page for page in self.key_of if page not in held and page not in has_child]
-        return min(leaves, key=lambda page: (self.stamp[page], -len(self.key_of[page][2])))
-
     # -- changing -----------------------------------------------------------------------------------------------
+
+    def evict(self, held: set[int]) -> None:
+        """The page that has to leave next does. One must exist."""
+        page = self.order.victim({page for page in self.key_of if page not in held})
+        self.order.evicted(page)
+        self.forget(page)
 
     def forget(self, page: int) -> None:
         """A cached page leaves the cache and is free."""
         del self.cache[self.key_of.pop(page)]
-        self.stamp.pop(page, None)
+        self.order.forget(page)
         self.state[page] = FREE
+
+    def recovered(self, stamps: dict[int, int]) -> None:
+        """A new daemon knows only this of the cached pages."""
+        self.order = ORDERS[self.policy](self, len(self.state))
+        for page, stamp in stamps.items():
+            self.order.recovered(page, stamp)
+        self.stamps_given = max(stamps.values(), default=0)
 
     def publish(self, sequence: Sequence, index: int) -> str:
         """Page ``index`` of the sequence is complete: into the cache if it is the first with this content."""
@@ -150,6 +172,7 @@ class PoolModel:
         if live and key not in self.cache:
             self.cache[key] = page
             self.key_of[page] = key
+            self.hashes[page] = self.hash_of(page)
             self.state[page] = CACHED
         else:
             self.state[page] = SHADOW
@@ -157,17 +180,20 @@ class PoolModel:
             sequence.depth = index + 1
         return self.state[page]
 
-    def settle(self, before: set[int], after: set[int], blame: int | None) -> None:
-        """Pages that were held and no longer are: cached ones get the newest stamp, others are free again.
+    def settle(self, before: dict[int, set[int]], after: dict[int, set[int]], blame: int | None) -> None:
+        """What each sequence (any number for it) held and no longer holds: cached pages go by the policy, others that
+        nobody holds are free again.
 
         ``blame``: the ended session that can still write to private and shadow pages, so they are quarantined.
         """
-        dropped = before - after
+        held = set().union(*after.values())
         self.stamps_given += 1
-        for page in dropped:
-            if self.state[page] == CACHED:
-                self.stamp[page] = self.stamps_given
-            elif self.state[page] in (PRIVATE, SHADOW):
+        for sequence, pages in before.items():
+            path = sorted((page for page in pages - after.get(sequence, set()) if page in self.key_of), key=self.depth)
+            if path:
+                self.order.let_go(path, [page for page in path if page not in held], self.stamps_given)
+        for page in set().union(*before.values()) - held:
+            if self.state[page] in (PRIVATE, SHADOW):
                 self.state[page] = FREE if blame is None else QUARANTINED
                 if blame is not None:
                     self.blamed[page] = blame

@@ -81,7 +81,9 @@ class State:
         """Sequences of ended sessions still to be closed, and the session to blame (0: none)."""
         self.gone: set[int] = set()
         """Ended sessions that can no longer write to anything."""
-        self.pools = {pool.name: PoolModel(pool.name, pool.pages, pool.spec.page_size) for pool in config.pools}
+        self.pools = {
+            pool.name: PoolModel(pool.name, pool.pages, pool.spec.page_size, pool.policy) for pool in config.pools
+        }
         self.pool_config = {pool.name: pool for pool in config.pools}
         self.sessions: dict[int, SessionModel] = {}
         self.running_s = 0.0
@@ -107,10 +109,13 @@ class State:
     @contextmanager
     def settled(self, blame: int | None = None) -> Iterator[None]:
         """Whatever the body lets go of is stamped or freed at its end, as one event."""
-        before = {name: self.held(pool) for name, pool in self.pools.items()}
+        before = {name: self._held_by_each(pool) for name, pool in self.pools.items()}
         yield
         for name, pool in self.pools.items():
-            pool.settle(before[name], self.held(pool), blame)
+            pool.settle(before[name], self._held_by_each(pool), blame)
+
+    def _held_by_each(self, pool: PoolModel) -> dict[int, set[int]]:
+        return {id(sequence): pool.held([sequence]) for sequence in self.sequences() if sequence.pool == pool.name}
 
     # -- what is done in slices ---------------------------------------------------------------------------------
 
@@ -180,7 +185,7 @@ class State:
         require("I1", len(granted) == wanted, f"{len(granted)} new pages {granted}, the model says {wanted}")
         held = self.held(pool, pinned)
         while pool.free() < wanted:
-            pool.forget(pool.victim(held))
+            pool.evict(held)
             self.counters["evicted_pages"] += 1
         require("I3", len(set(granted)) == len(granted), f"a page was granted twice in {granted}")
         for page in granted:

@@ -6,6 +6,7 @@ so states, owners, namespaces, tokens, the chain of hashes and the order of evic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuzz.model.mismatch import expect, require
@@ -95,6 +96,11 @@ class TableMirror:
             record.parent = parent
             record.hash = parent = write.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
 
+    def hashes(self, pool: str) -> Callable[[int], bytes]:
+        """The chain hash of a page of this pool, whenever asked."""
+        records = self.pages[pool]
+        return lambda page: records[page].hash
+
     # -- against the model --------------------------------------------------------------------------------------
 
     def compare(self, state: State) -> None:
@@ -107,7 +113,7 @@ class TableMirror:
             self._compare_owners(state, pool)
             held = state.held(pool)
             idle = sorted(
-                (pool.stamp[page], -len(key[2]), page) for page, key in pool.key_of.items() if page not in held
+                (pool.order.stamp[page], -len(key[2]), page) for page, key in pool.key_of.items() if page not in held
             )
             latest = self._latest_stamps(pool)
             stamps = [latest[page] for _, _, page in idle]

@@ -152,12 +152,12 @@ def truncate(state: State, session: SessionModel, item: commands.Truncate, actua
         raise Refused("out_of_pages", need=1, available=max(0, room), never_fits=keep + 1 > len(pool.state))
     named = unpack_pages(actual.tail) if isinstance(actual, commands.Truncated) else []
     with state.settled():
-        session.sequences[item.seq] = cut
+        vars(sequence).update(vars(cut))
     fresh = state.take(pool, [], 1, named)
     state.counters["truncates"] += 1
-    cut.pages = cut.pages + fresh
-    cut.copy_rows = [(source, fresh[0], item.n % size)]
-    return commands.Truncated(keep, pack_pages(fresh), cut.copy_rows)
+    sequence.pages = sequence.pages + fresh
+    sequence.copy_rows = [(source, fresh[0], item.n % size)]
+    return commands.Truncated(keep, pack_pages(fresh), sequence.copy_rows)
 
 
 def _cut(sequence: Sequence, n: int, keep: int) -> None:

@@ -12,6 +12,7 @@ from fuzz.model.engine import EngineModel
 from fuzz.model.mismatch import expect
 from fuzz.model.state import Slices
 from fuzz.model.table import TableMirror
+from fuzz.pairs.marks import same_marks
 from radixkv import commands
 from radixkv.config import Config
 from radixkv.engine import engine as engine_module
@@ -49,6 +50,8 @@ class EnginePair:
         self.real = Engine(config, "boot", "cache")
         self.model = EngineModel(config, slices or Slices())
         self.table = TableMirror({pool.name: pool.pages for pool in config.pools})
+        for pool in self.model.state.pools.values():
+            pool.hash_of = self.table.hashes(pool.name)
         self.now = 100.0
         self.running_s = 0.0
         self.events: Counter[str] = Counter()
@@ -66,6 +69,8 @@ class EnginePair:
         snapshot = self.real.snapshot()
         same_counts(self.model.state, snapshot)
         self.table.compare(self.model.state)
+        for pool in self.model.state.pools.values():
+            same_marks(pool, self.real)
         if not self.real.has_work():
             for pool in self.model.state.pools.values():
                 expect("I10", "idle pages of invalidated epochs", pool.dead(self.model.state.held(pool)), [])

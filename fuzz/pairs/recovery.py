@@ -241,14 +241,14 @@ class RecoveryPair(EnginePair):
         )
 
     def _compare_order(self) -> None:
-        """Pages that were idle keep their order of eviction."""
+        """Pages that were idle keep their order of release, which for LRU is that of eviction."""
         engine, _ = recover(self.config, ("boot", "cache"), self.tables.found(self.tables.raw(), self._attached()))
         for pool in self.model.state.pools.values():
             held = self.model.state.held(pool)
             idle = [page for page in pool.key_of if page not in held]
-            wanted = sorted(idle, key=lambda page: (pool.stamp[page], -len(pool.key_of[page][2])))
-            real = engine.pools[pool.name]
-            order = [page for node in real.order for page in reversed(unpack_pages(bytes(node.pages)))]
+            wanted = sorted(idle, key=lambda page: (pool.order.stamp[page], -len(pool.key_of[page][2])))
+            nodes = sorted(engine.pools[pool.name].order, key=lambda node: node.stamp)
+            order = [page for node in nodes for page in reversed(unpack_pages(bytes(node.pages)))]
             expect("I7", f"order of eviction of {pool.name}", [p for p in order if p not in held], wanted)
 
     def _cost(self) -> None:
@@ -268,10 +268,7 @@ class RecoveryPair(EnginePair):
             for page in before[pool.name] - held:
                 if pool.state[page] in (PRIVATE, SHADOW):
                     pool.state[page] = FREE
-            for page in pool.key_of:
-                if page not in held:
-                    pool.stamp[page] = latest[page]
-            pool.stamps_given = max(latest.values(), default=0)
+            pool.recovered(latest)
 
 
 def _served(engine: Engine, name: str) -> Iterator[tuple[int, Path]]:

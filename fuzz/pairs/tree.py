@@ -1,4 +1,4 @@
-"""``tree.PrefixTree`` with ``evictor.LRU`` beside a dict of token tuples: same matches, holders and exact order."""
+"""``tree.PrefixTree`` with a policy of eviction beside a dict of token tuples: same matches, holders, exact victims."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections import Counter
 from fuzz.model.mismatch import expect, require
 from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
 from fuzz.model.tree import Path, TreeModel
-from radixkv.evictor.lru import LRU
+from radixkv.evictor import policies
+from radixkv.evictor.policy import Policy
 from radixkv.hashing import chain, namespace_root
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
@@ -21,11 +22,14 @@ class Holder:
 
 
 class TreePair:
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, policy: str = "lru", pool_pages: int = 16) -> None:
+        """``pool_pages``: what ``room`` and ``free`` go by, and policies that measure their queues by it."""
         self.page_size = page_size
+        self.pool_pages = pool_pages
+        self.policy = policy
         self.real = PrefixTree(page_size)
-        self.order: LRU[Node] = LRU()
-        self.model = TreeModel(page_size)
+        self.order: Policy[Node] = policies.make(policy, pool_pages)
+        self.model = TreeModel(page_size, policy, pool_pages)
         self.roots: list[Root] = []
         self.holders: list[Holder] = []
         self.events: Counter[str] = Counter()
@@ -78,6 +82,7 @@ class TreePair:
             hashes = chain(self.real.chain_hash(holder.node, 0), rest, self.page_size * 4)
             holder.node = self.real.grow(holder.node, rest, pack_pages(fresh), hashes)
             self.model.pages.update(zip(missing, fresh, strict=True))
+            self.model.hashes.update((path, hashes[16 * at : 16 * at + 16]) for at, path in enumerate(missing))
         self.model.held.remove(holder.path)
         self.model.held.append(longer)
         holder.path = longer
@@ -87,6 +92,8 @@ class TreePair:
         self.holders.remove(holder)
         self.model.let_go(holder.path, None)
         if holder.path[1]:
+            if self.order.counts_uses:
+                self.order.used(self.real.path(holder.node))
             idle, root = self.real.unpin(holder.node, self.model.stamps)
             expect("I6", "root of a path", root is self.roots[holder.path[0]], True)
             self._idle(idle)
@@ -96,6 +103,8 @@ class TreePair:
         root, tokens = holder.path
         kept = (root, tokens[: len(tokens) - back * self.page_size])
         self.model.let_go(holder.path, kept)
+        if self.order.counts_uses:
+            self.order.used(self.real.path(holder.node, above=self.real.node_at(holder.node, back)))
         holder.node, idle = self.real.lift(holder.node, back, self.model.stamps)
         self._idle(idle)
         holder.path = kept
@@ -112,18 +121,33 @@ class TreePair:
 
     def evict(self, pages: int) -> None:
         """Take up to ``pages`` pages in order."""
-        order = self.model.order()[:pages]
+        expected = self.model.evict(pages)
         gone: list[int] = []
-        while len(gone) < len(order):
-            leaf = self.order.front()
-            gone += reversed(unpack_pages(self.real.trim(leaf, len(order) - len(gone))))
-            if leaf.parent is None:
-                self.order.remove(leaf)
-        expect("I7", "evicted pages", gone, [self.model.pages[path] for path in order])
-        for path in order:
-            del self.model.pages[path]
-            del self.model.stamp[path]
-        self.events["evict"] += len(order)
+        while len(gone) < len(expected):
+            left = len(expected) - len(gone)
+            gone += reversed(unpack_pages(self.real.trim(self.order.victim(left), left)))
+        expect("I7", "evicted pages", gone, expected)
+        self.events["evict"] += len(gone)
+
+    def free(self) -> int:
+        """Pages of the pool that are not cached."""
+        return self.pool_pages - self.real.cached_pages
+
+    def room(self) -> int:
+        """Pages that are free or could be."""
+        return self.free() + self.real.idle_pages
+
+    def clear_away(self, number: int) -> None:
+        """Take an idle leaf out of the tree that it is not the turn of, as clearing an invalidated tree does."""
+        leaves = [node for node in self._walk() if not node.holders and not node.children]
+        if not leaves:
+            return
+        leaf = leaves[number % len(leaves)]
+        self.order.remove(leaf)
+        gone = set(unpack_pages(self.real.trim(leaf, leaf.page_count)))
+        for path in [path for path, page in self.model.pages.items() if page in gone]:
+            self.model.order.forget(path)
+            del self.model.pages[path], self.model.hashes[path]
 
     def _wake(self, nodes: list[Node]) -> None:
         for node in nodes:
@@ -144,8 +168,12 @@ class TreePair:
         for holder in self.holders:
             path = [self.model.pages[page] for page in self.model.upward(holder.path)]
             expect("I6", "pages of a held path", unpack_pages(self.real.path_pages(holder.node)), path)
-        order = [page for node in self.order for page in reversed(unpack_pages(bytes(node.pages)))]
-        expect("I7", "order of eviction", order, [self.model.pages[path] for path in self.model.order()])
+        self.order.check()
+        expect("I7", "idle nodes", {id(node) for node in self.order}, {id(node) for node in nodes if not node.holders})
+        expect("I24", "length of the order", len(self.order), sum(1 for node in nodes if not node.holders))
+        if self.policy == "lru":  # of the others, which do not know the order beforehand, the victims are compared
+            order = [page for node in self.order for page in reversed(unpack_pages(bytes(node.pages)))]
+            expect("I7", "order of eviction", order, [self.model.pages[path] for path in self.model.ranking()])
 
     def check_queries(self, holder: Holder, back: int) -> None:
         """The questions that plans ask about a held path."""
@@ -176,6 +204,7 @@ class TreePair:
                     path = (root, before + tuple(tokens[: number * self.page_size]))
                     seen[path] = page
                     expect("I2", f"holders of page {page}", child.holders, self.model.holders(path))
+                    expect("I7", f"the policy's mark of page {page}", child.mark, self.model.order.mark(path))
                 nodes.append(child)
                 stack.append((child, (root, before + tuple(tokens)), hashes[-16:]))
         expect("I6", "pages by content", seen, self.model.pages)

@@ -13,7 +13,7 @@ from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
 NAMESPACE = b"model"
 
 
-def small_config(pages: int, page_size: int = 4, limits: Limits | None = None, **pool: int) -> Config:
+def small_config(pages: int, page_size: int = 4, limits: Limits | None = None, **pool: Any) -> Config:
     """One pool ``a``; ``pool`` are further settings of it. Leases of 20 s."""
     spec = KVSpec(layers=1, kv_heads=1, head_dim=1, page_size=page_size)
     return Config(
@@ -23,7 +23,7 @@ def small_config(pages: int, page_size: int = 4, limits: Limits | None = None, *
     )
 
 
-def small_pair(pages: int, page_size: int = 4, limits: Limits | None = None, **pool: int) -> EnginePair:
+def small_pair(pages: int, page_size: int = 4, limits: Limits | None = None, **pool: Any) -> EnginePair:
     return EnginePair(small_config(pages, page_size, limits, **pool))
 
 

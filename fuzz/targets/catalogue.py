@@ -16,13 +16,13 @@ FUZZERS = {
     fuzzer.name: fuzzer
     for fuzzer in (
         Fuzzer(
-            "engine", "the whole engine against a naive one: replies, counts, writes", EngineTarget, smoke_steps=24_000
+            "engine", "the whole engine against a naive one: replies, counts, writes", EngineTarget, smoke_steps=36_000
         ),
         Fuzzer("recovery", "the daemon dies between and within writes; the next one scans the table", RecoveryTarget),
         Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),
-        Fuzzer("tree", "the prefix tree with its order of eviction against a dict of token tuples", TreeTarget),
+        Fuzzer("tree", "the prefix tree with each policy of eviction against a dict of token tuples", TreeTarget),
         Fuzzer("allocator", "page states, free list and counted holders against a dict", AllocatorTarget),
-        Fuzzer("evictor", "the ordered map of idle nodes against a list", EvictorTarget),
+        Fuzzer("evictor", "each policy of eviction in a full cache, its victims against a naive one", EvictorTarget),
         Fuzzer("sessions", "sessions, leases and reply windows against dicts that forget nothing", SessionsTarget),
         Fuzzer("wire", "spoilt and hostile bytes against the codec", WireTarget),
     )

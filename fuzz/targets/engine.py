@@ -10,7 +10,7 @@ from fuzz.pairs.engine import FAR, EnginePair
 from fuzz.registry import Swarm
 from fuzz.targets.words import Words
 from radixkv import commands
-from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.config import POLICIES, Config, KVSpec, Limits, PoolConfig, ServerConfig
 
 NAMESPACES = [b"", b"\0", b"a", b"a\0", b"ab", b"a" * 1024, (1).to_bytes(8, "little"), (2).to_bytes(8, "little") + b"a"]
 ALWAYS = ("reserve", "commit", "free")
@@ -42,6 +42,7 @@ def random_config(rng: random.Random) -> Config:
             session_floor_pages=min(floor, cap or pages),
             session_cap_pages=cap,
             namespaces=rng.choice((1, 2, 3, 64)),
+            policy=rng.choice(("lru", "lru", "lru", *POLICIES)),
         )
 
     limits = Limits(

@@ -7,18 +7,22 @@ import random
 from fuzz.pairs.tree import Holder, TreePair
 from fuzz.registry import Swarm
 from fuzz.targets.words import Words
+from radixkv.config import POLICIES
 
-OPERATIONS = ["look", "hold", "publish", "release", "lift", "fork", "evict", "root", "queries"]
+OPERATIONS = ["look", "hold", "publish", "release", "lift", "fork", "evict", "clear", "root", "queries"]
+
+ALWAYS = ("hold", "publish", "release")
+ODDS = {"hold": 3.0, "release": 2.0, "evict": 0.5, "clear": 0.05}
 
 
 class TreeTarget:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         size = rng.randint(1, 4)
-        self._pair = TreePair(size)
+        self._pair = TreePair(size, rng.choice(POLICIES), rng.randint(1, 40))
         self._most = rng.randint(1, 40)
         self._words = Words(rng, size, rng.randint(1, 12))
-        self._swarm = Swarm(rng, OPERATIONS, always=("hold", "publish", "release"))
+        self._swarm = Swarm(rng, OPERATIONS, ALWAYS, ODDS)
         self.events = self._pair.events
         self._pair.add_root()
 
@@ -64,6 +68,9 @@ class TreeTarget:
 
     def _evict(self) -> None:
         self._pair.evict(self._rng.choice((0, 1, 1, 2, 3, 100)))
+
+    def _clear(self) -> None:
+        self._pair.clear_away(self._rng.randrange(100))
 
     def _root(self) -> None:
         if len(self._pair.roots) < 3:

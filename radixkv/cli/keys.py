@@ -62,6 +62,7 @@ POOL = {
     "session_floor_pages": Key("PAGES", "pages each session can always get"),
     "session_cap_pages": Key("PAGES", "most private pages of a session; 0: no cap"),
     "namespaces": Key("COUNT", "namespaces the pool can tell apart at a time"),
+    "policy": Key("NAME", "which cached pages leave first: lru, lfu, fifo, s3fifo"),
     "ranks": Key("COUNT", "devices that hold the pool together; only 1 so far"),
     "host_bytes": Key("BYTES", "memory of the host tier; only 0 so far"),
     "host_pages": Key("PAGES", "pages of the host tier; only 0 so far"),

@@ -12,7 +12,7 @@ from radixkv.config import KVSpec, PoolConfig
 from radixkv.errors import ConfigError
 
 EXAMPLE = "name=default,layers=30,kv_heads=3,head_dim=64,dtype=float32,page_size=16,pages=728"
-PLAIN = ("name", "pages", "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "namespaces")
+PLAIN = ("name", "pages", "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "namespaces", "policy")
 NOT_YET = {"ranks": 1, "host_bytes": 0, "host_pages": 0}
 
 

@@ -86,11 +86,11 @@ def _cut_private(pool: Pool, seq: Sequence, kept: int) -> None:
 
 def _cut_immutable(pool: Pool, seq: Sequence, last: int, plan: TruncatePlan) -> Truncated:
     """Keep ``last`` immutable pages; rows of the next one, if wanted, are to be copied into a private page."""
-    pool.release_source(seq)
     source = seq.pages[last] if plan.rows else -1
     in_tree = source >= 0 and pool.pages.states[source] == CACHED
     if source >= 0 and not in_tree:
         pool.pages.hold(source)
+    pool.let_go(seq, last + in_tree)
     _cut_private(pool, seq, seq.published)
     shadows = seq.shadows.intersection(seq.pages[last:])
     if shadows:
@@ -99,7 +99,6 @@ def _cut_immutable(pool: Pool, seq: Sequence, last: int, plan: TruncatePlan) -> 
     seq.published = last
     del seq.pages[last:]
     seq.chain = None
-    pool.lift(seq, last + in_tree)
     seq.shared = min(seq.shared, last)
     if source < 0:
         return Truncated(plan.kept)

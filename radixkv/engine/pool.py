@@ -31,7 +31,8 @@ from radixkv.engine.lineage import Lineage
 from radixkv.engine.namespaces import Namespace, Namespaces
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.waiting import WaitingLine
-from radixkv.evictor.lru import LRU
+from radixkv.evictor import policies
+from radixkv.evictor.policy import Policy
 from radixkv.hashing import chain, last
 from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node, Root
@@ -53,7 +54,7 @@ class Pool:
         self.page_size = config.spec.page_size
         self.pages = PagePool(config.pages)
         self.tree = PrefixTree(self.page_size)
-        self.order: LRU[Node] = LRU()
+        self.order: Policy[Node] = policies.make(config.policy, config.pages)
         self.namespaces = Namespaces(config.namespaces)
         self.sequences = 0
         self.waiting = WaitingLine()
@@ -103,7 +104,7 @@ class Pool:
         """Exactly ``count`` idle pages from the tree, in the policy's order, private from now on."""
         gone = []
         while count > 0:
-            ids = self._trim(self.order.front(), count)
+            ids = self._trim(self.order.victim(count), count)
             gone.append(ids)
             count -= len(ids) // PAGE_ID_BYTES
         packed = b"".join(gone)
@@ -115,12 +116,10 @@ class Pool:
     def _trim(self, leaf: Node, count: int) -> bytes:
         parent = leaf.parent
         pages = self.tree.trim(leaf, count)
-        if leaf.parent is None:
-            self.order.remove(leaf)
-            if type(parent) is Root and not parent.children:
-                self.namespaces.emptied(parent)
-        else:  # what is left has a new end, which the next daemon has to find stamped
+        if leaf.parent is not None:  # what is left has a new end, which the next daemon has to find stamped
             self.writes.append(Stamp(self.name, bytes(leaf.pages[-PAGE_ID_BYTES:]), leaf.stamp))
+        elif type(parent) is Root and not parent.children:
+            self.namespaces.emptied(parent)
         return pages
 
     def _evicted(self, packed: bytes) -> None:
@@ -175,26 +174,35 @@ class Pool:
         if retired:
             self.retired.extend((node, None) for node in nodes)
 
-    def unpin(self, node: Node) -> None:
-        idle, root = self.tree.unpin(node, self.next_stamp())
-        if idle:
-            self.fallen_idle(idle, root.retired)
-
-    def lift(self, seq: Sequence, depth: int) -> None:
-        """Shorten the sequence's pinned path to ``depth`` pages."""
+    def let_go(self, seq: Sequence, depth: int, quarantine: list[int] | None = None) -> None:
+        """The source of copy_rows and the path beyond its first ``depth`` pages: one release, one use of each page."""
+        if self.order.counts_uses:
+            kept = self.tree.node_at(seq.node, seq.depth - depth) if seq.depth > depth else seq.node
+            self.order.used(self._path_to_source(seq) + self.tree.path(seq.node, above=kept))
+        if seq.source >= 0:
+            self._let_go_of_source(seq, quarantine)
+        elif seq.depth > depth:
+            self.stamp += 1
         if seq.depth > depth:
-            seq.node, idle = self.tree.lift(seq.node, seq.depth - depth, self.next_stamp())
+            if depth:
+                seq.node, idle = self.tree.lift(seq.node, seq.depth - depth, self.stamp)
+            else:
+                idle, seq.node = self.tree.unpin(seq.node, self.stamp)
             seq.depth = depth
             if idle:
                 self.fallen_idle(idle, seq.root.retired)
 
     # -- the source of copy_rows --------------------------------------------------------------------------------
 
-    def release_source(self, seq: Sequence, quarantine: list[int] | None = None) -> None:
+    def release_source(self, seq: Sequence) -> None:
         """The rows have been copied, or never will be."""
+        if seq.source >= 0:
+            self.let_go(seq, min(seq.depth, seq.published))
+
+    def _let_go_of_source(self, seq: Sequence, quarantine: list[int] | None) -> None:
+        """Under a new stamp. Where the path reaches over the source, that is let go of next, under the same one."""
+        self.stamp += 1
         source = seq.source
-        if source < 0:
-            return
         if seq.counts_source:
             sharers = self.copying.get(source)
             if sharers is not None:
@@ -203,11 +211,17 @@ class Pool:
                     del self.copying[source]
             self.drop(array("i", (source,)), State(self.pages.states[source]), quarantine)
         elif seq.source_node is not None:
-            self.unpin(seq.source_node)
+            idle, root = self.tree.unpin(seq.source_node, self.stamp)
+            self.fallen_idle(idle, root.retired)
             seq.source_node = None
-        else:
-            self.lift(seq, seq.published)
         seq.source = -1
+
+    def _path_to_source(self, seq: Sequence) -> list[Node]:
+        """The nodes that the sequence holds by its second pin alone, leaf to root."""
+        if seq.source_node is None:
+            return []
+        own = set(self.tree.path(seq.node))
+        return [node for node in self.tree.path(seq.source_node) if node not in own]
 
     def counts_hold_of(self, seq: Sequence) -> bool:
         """Is a private page of this sequence, or one it copies from, held by count across sequences?"""
@@ -291,7 +305,7 @@ class Pool:
             if seq.node.tokens.endswith(tokens[:size]):
                 there = 1
             else:
-                self.lift(seq, seq.published)
+                self.let_go(seq, seq.published)
         children = seq.node.children
         if not children or tokens[there * size : (there + 1) * size] not in children:
             return there
@@ -321,16 +335,11 @@ class Pool:
         """The sequence is over. Cached pages stay cached; its own go back, or into quarantine."""
         if self.publishing:
             self.settle(seq)
-        if seq.depth > seq.published:
-            seq.source = -1  # the path reaches over it, and is let go as a whole
-        elif seq.source >= 0:
-            self.release_source(seq, quarantine)
+        self.let_go(seq, 0, quarantine)
         if len(seq.pages) > seq.published:
             self.drop(seq.pages[seq.published :], PRIVATE, quarantine)
         if seq.shadows:
             self.drop(array("i", seq.shadows), SHADOW, quarantine)
-        if seq.depth:
-            self.unpin(seq.node)
         self.sequences -= 1
         namespace = self.namespaces.of(seq.root)
         namespace.users -= 1
@@ -358,6 +367,7 @@ class Pool:
                 self.retired.append((node, below))
                 self.retired.append((child, None))
             elif node.parent is not None and node.holders == 0 and not node.children:
+                self.order.remove(node)
                 gone += self._trim(node, node.page_count)
         if gone:
             packed = bytes(gone)

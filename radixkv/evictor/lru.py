@@ -13,30 +13,49 @@ tree needs no heap of leaves for exact order follows from the rules and is check
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterator
+from typing import ClassVar, Generic
 
-K = TypeVar("K", bound=Hashable)
+from radixkv.errors import BrokenInvariant
+from radixkv.evictor.policy import R
+from radixkv.types import PAGE_ID_BYTES
 
 
-class LRU(Generic[K]):
+class LRU(Generic[R]):
+    """Of the leaves the one whose last holder let go longest ago. Iterates in the order of eviction. Needs no marks."""
+
+    counts_uses: ClassVar[bool] = False
+
     def __init__(self) -> None:
-        self._order: OrderedDict[K, None] = OrderedDict()
+        self._order: OrderedDict[R, None] = OrderedDict()
 
-    def add(self, key: K) -> None:
-        self._order[key] = None
+    def used(self, path: list[R]) -> None:
+        """Of no interest."""
 
-    def remove(self, key: K) -> None:
-        del self._order[key]
+    def add(self, run: R) -> None:
+        self._order[run] = None
 
-    def front(self) -> K:
-        return next(iter(self._order))
+    def remove(self, run: R) -> None:
+        del self._order[run]
+
+    def victim(self, pages: int) -> R:
+        leaf = next(iter(self._order))
+        if len(leaf.pages) <= pages * PAGE_ID_BYTES:
+            del self._order[leaf]
+        return leaf
+
+    def check(self) -> None:
+        seen: set[R] = set()
+        for run in self._order:
+            seen.add(run)
+            if any(child not in seen for child in (run.children or {}).values()):
+                raise BrokenInvariant("I7", "a parent would be evicted before its child")
+        stamps = [run.stamp for run in self._order]
+        if stamps != sorted(stamps):
+            raise BrokenInvariant("I7", "the order of eviction is not that of the releases")
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def __contains__(self, key: K) -> bool:
-        return key in self._order
-
-    def __iter__(self) -> Iterator[K]:
+    def __iter__(self) -> Iterator[R]:
         return iter(self._order)

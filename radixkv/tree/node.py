@@ -15,11 +15,12 @@ Packed = bytes | bytearray
 class Node:
     """``holders`` counts the sequences whose pinned path contains this node: 0 means evictable.
 
-    ``stamp`` is the order in which its last holder let go. ``children`` is None for a leaf; keys are the tokens of a
+    ``stamp`` is the order in which its last holder let go. ``mark`` is what the policy of eviction remembers of these
+    pages, the same for all of them; ``()``: nothing yet. ``children`` is None for a leaf; keys are the tokens of a
     child's first page. ``parent`` is None for a root and for a node that has left the tree.
     """
 
-    __slots__ = ("children", "hashes", "holders", "pages", "parent", "stamp", "tokens")
+    __slots__ = ("children", "hashes", "holders", "mark", "pages", "parent", "stamp", "tokens")
 
     def __init__(self, parent: Node | None, tokens: Packed, pages: Packed, hashes: Packed) -> None:
         self.parent = parent
@@ -29,6 +30,7 @@ class Node:
         self.children: dict[bytes, Node] | None = None
         self.holders = 0
         self.stamp = 0
+        self.mark: tuple[int, ...] = ()
 
     @property
     def page_count(self) -> int:

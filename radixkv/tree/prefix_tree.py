@@ -10,12 +10,12 @@ Pages ``a b c d``, a letter a page. Before and after (``*`` marks a holder's end
                                       └─ x*
 
     commit abxy          root ── ab   ┬─ cd        in place: the leaf has one holder, and that is who appends
-                                      └─ xy*
+                                      └─ xy*      (a new node if the policy of eviction has marked x already)
 
     free, evict 3        root ── ab                leaf first, oldest release first, tail pages first
 
-    merge                root ── ab ── xy          an only child with the same stamp melts into its parent when
-                         root ── abxy              both have just been let go together
+    merge                root ── ab ── xy          an only child with the same stamp and mark melts into its parent
+                         root ── abxy              when both have just been let go together
 
 Who holds what: ``pin`` and ``unpin`` walk from a node to its root. A node without holders has no held descendants,
 so all its pages can be evicted. ``idle_pages`` counts them. The tree knows nothing of eviction order: it returns the
@@ -86,6 +86,14 @@ class PrefixTree:
         if back == 0:
             return last(node.hashes)
         return bytes(node.hashes[-(back + 1) * HASH_BYTES : -back * HASH_BYTES])
+
+    def path(self, node: Node, above: Node | None = None) -> list[Node]:
+        """The nodes of the path that ends in ``node`` and begins below ``above`` (or a root), leaf to root."""
+        nodes = []
+        while node is not above and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes
 
     def path_pages(self, node: Node) -> bytes:
         """Packed page ids of the path from the root to the end of ``node``."""
@@ -178,7 +186,7 @@ class PrefixTree:
         The holder of the path (exactly one of those who hold ``node``) holds the new pages too. Returns the last node.
         """
         self.cached_pages += len(pages) // PAGE_ID_BYTES
-        if node.holders == 1 and not node.children and node.parent is not None:
+        if node.holders == 1 and not node.children and not node.mark and node.parent is not None:
             node.append(tokens, pages, hashes)
             return node
         child = Node(node, tokens, pages, hashes)
@@ -232,6 +240,7 @@ class PrefixTree:
         head = Node(parent, bytes(node.tokens[:tokens]), bytes(node.pages[:ids]), bytes(node.hashes[:hashes]))
         head.holders = node.holders
         head.stamp = node.stamp
+        head.mark = node.mark
         self._hang(parent, head)
         node.tokens = bytes(node.tokens[tokens:])
         node.pages = bytes(node.pages[ids:])
@@ -248,7 +257,8 @@ class PrefixTree:
         run = [idle[0]]
         for parent in idle[1:]:
             siblings, below = parent.children, run[0].children
-            if siblings is None or len(siblings) != 1 or (below and len(below) > MERGE_FANOUT):
+            alone = siblings is not None and len(siblings) == 1
+            if not alone or parent.mark != run[0].mark or (below and len(below) > MERGE_FANOUT):
                 kept.append(self._melt(run))
                 run = []
             run.append(parent)

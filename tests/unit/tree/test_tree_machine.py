@@ -1,10 +1,11 @@
-"""Hypothesis drives the prefix tree and the order of eviction beside a dict of token tuples."""
+"""Hypothesis drives the prefix tree and each policy of eviction beside a dict of token tuples."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fuzz.pairs.tree import TreePair
+from radixkv.config import POLICIES
 
 # A page is one of three words; prompts end inside a page now and then.
 WORDS = st.lists(st.sampled_from("xyz"), max_size=8)
@@ -12,10 +13,10 @@ HAS_HOLDERS = precondition(lambda self: self.pair.holders)
 
 
 class TreeMachine(RuleBasedStateMachine):
-    @initialize(page_size=st.integers(1, 3))
-    def start(self, page_size):
+    @initialize(page_size=st.integers(1, 3), policy=st.sampled_from(POLICIES), pool_pages=st.integers(1, 40))
+    def start(self, page_size, policy, pool_pages):
         self.size = page_size
-        self.pair = TreePair(page_size)
+        self.pair = TreePair(page_size, policy, pool_pages)
         self.pair.add_root()
 
     def tokens(self, words):
