@@ -307,5 +307,3 @@ def _sessions(engine: Engine, sequences: list[Sequence]) -> None:
         need(seq.session == 0, "I15", f"sequence {seq.id} is in transit and still owned")
     slots = [session.slot for session in sessions]
     need(len(slots) == len(set(slots)), "I14", "two sessions share a slot")
-    alive = {session.id for session in sessions}
-    need(not alive & set(engine.quarantine), "I14", "a live session has quarantined pages")

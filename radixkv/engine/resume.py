@@ -62,8 +62,24 @@ def _claimed(state: State, session: Worker, claim: Claim) -> Kept | Failure:
     try:
         proof = _prove(state, session, claim)
     except RadixKVError as error:
+        _remember(state, session, claim)
         return failure(error)
     return _take_back(state, session, claim, proof)
+
+
+def _remember(state: State, session: Worker, claim: Claim) -> None:
+    """The worker may be writing to these pages when it learns that the sequence is lost."""
+    pool = state.pools.get(claim.pool)
+    if pool is None or pool.lineage is None:
+        return
+    count = min(len(claim.page_table) // PAGE_ID_BYTES, len(claim.generations) // _GENERATION.itemsize)
+    pages = np.frombuffer(claim.page_table, _PAGE, count)
+    generations = np.frombuffer(claim.generations, _GENERATION, count)
+    there = (pages >= 0) & (pages < pool.pages.size)
+    granted = pages[there][pool.lineage.generations[pages[there]] == generations[there]]
+    own = pool.lineage.unclaimed.get(session.id, set()).intersection(granted.tolist())
+    if own:
+        state.refused.setdefault(session.id, {}).setdefault(pool.name, set()).update(own)
 
 
 # -- planning: only reads -----------------------------------------------------------------------------------------

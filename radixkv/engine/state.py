@@ -57,6 +57,8 @@ class State:
         """Sequences of ended sessions still to be closed, with where their pages go, and whose they were."""
         self.writes: list[Write] = []
         """Of the command being carried out, in the order in which they must reach the descriptor table."""
+        self.refused: dict[int, dict[str, set[int]]] = {}
+        """By session that is resuming and pool: its private pages in claims that could not be proven."""
         self.granted: list[Granted] = []
         self.ended: list[int] = []
         for pool in self.pools.values():
@@ -86,6 +88,9 @@ class State:
             pool.floors_missing -= plan.floor_missing(pool, session)
             pool.gained = True
         self._turn_away(session)
+        if not mapped:
+            self.mapping_gone(identity)
+            self.refused.pop(identity, None)
         quarantine = self.quarantine.setdefault(identity, {}) if mapped and session.sequences else None
         if identity in self.resuming:
             self._give_up_claims(identity, mapped)
@@ -109,7 +114,7 @@ class State:
         self.writes.append(SessionRecord(session.slot, session.id, session.epoch, session.token))
 
     def settled(self, session: Worker) -> None:
-        """The session has claimed all that it will: what is left of its pages is free."""
+        """The session has claimed all that it will: what is left of its pages is free, but for what it was refused."""
         if session.id in self.resuming:
             self._give_up_claims(session.id, mapped=False)
 
@@ -131,20 +136,21 @@ class State:
     def _give_up_claims(self, identity: int, mapped: bool) -> None:
         """The session is over or has claimed what it wanted. Shadows may be claimed by others while the window is open.
 
-        ``mapped``: its process could still write to its private pages.
+        ``mapped``: its process could still write to its private pages; to those in refused claims it could in any case.
         """
+        refused = self.refused.pop(identity, {})
         for pool in self.pools.values():
             assert pool.lineage is not None
             private, shadows = pool.lineage.give_up(identity)
+            written = {page for page in private if mapped or page in refused.get(pool.name, ())}
             if self.window_open:
                 pool.lineage.now_of(NOBODY, shadows)
             else:
                 pool.clear(shadows)
-            if not mapped:
-                pool.clear(private)
-            elif private:
-                self.quarantine.setdefault(identity, {}).setdefault(pool.name, []).extend(private)
-                self.writes.append(Retire(pool.name, array("i", private).tobytes(), True))
+            pool.clear([page for page in private if page not in written])
+            if written:
+                self.quarantine.setdefault(identity, {}).setdefault(pool.name, []).extend(sorted(written))
+                self.writes.append(Retire(pool.name, array("i", sorted(written)).tobytes(), True))
         self.resuming.discard(identity)
         if not self.resuming:
             self._end_resuming()
@@ -177,7 +183,7 @@ class State:
                 pool.close(seq, quarantine.setdefault(pool.name, []))
 
     def awaits_mapping_gone(self, identity: int) -> bool:
-        """Could pages of this ended session be in quarantine until nothing of it maps the arena any longer?"""
+        """Could pages of this session be in quarantine until nothing of it maps the arena any longer?"""
         return identity in self.quarantine
 
     def mapping_gone(self, identity: int) -> None:

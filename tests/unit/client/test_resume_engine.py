@@ -37,7 +37,7 @@ from radixkv.engine.recover import recover
 from radixkv.errors import OutOfPages, RadixKVError, SessionLost, StaleHandle, Unavailable
 
 PAGES, PAGE = 24, 4
-US, OTHER = 1, 2
+OTHER = 99
 FAR = 1e12
 KINDS = ("reserve", "extend", "commit") * 2 + ("truncate", "share", "free", "compact", "fenced")
 SEEDS = 15
@@ -95,11 +95,9 @@ class World:
         """Commits that may not have gone out yet."""
         self.others: dict[int, int] = {}
         self.other_ids = iter(range(1, 10**9))
-        slot = self.open(US)
-        self.session = Session(self.welcome(slot, 1), {"p": self.memory})
+        self.us = 0
         self.pool.current = self.memory
-        self.core.opened(self.session)
-        self.enter()
+        self.hello()
         self.other_epoch = 1
         self.open(OTHER)
 
@@ -120,9 +118,25 @@ class World:
         outcome = self.do(commands.OpenSession(session, bytes([session]) * 16, ""))
         return next(write.slot for write in outcome.writes if isinstance(write, commands.SessionRecord))
 
+    def hello(self) -> None:
+        """A session, or another one."""
+        self.us += 1
+        slot = self.open(self.us)
+        self.session = Session(self.welcome(slot, 1), {"p": self.memory})
+        self.core.opened(self.session)
+        self.enter()
+
+    def bye(self) -> None:
+        """What a refused claim named comes back when nobody can write to it any more."""
+        self.begin(verbs._ask_anyone(commands.Bye()), lambda _: None)
+        self.complete()
+        self.core.ended(self.session)
+        self.live.clear()
+        self.promised.clear()
+
     def welcome(self, slot: int, epoch: int) -> commands.Welcome:
-        token = bytes([US]) * 16
-        return commands.Welcome(1, US, epoch, slot, token, "boot", "cache", ["p"], 5.0, 60.0, 0, True)
+        token = bytes([self.us]) * 16
+        return commands.Welcome(1, self.us, epoch, slot, token, "boot", "cache", ["p"], 5.0, 60.0, 0, True)
 
     def enter(self) -> None:
         self.epoch, self.lives = self.session.epoch, True
@@ -132,7 +146,9 @@ class World:
         """Killed; the next one has read the table when this returns, and the second worker has come back to it."""
         self.events["death"] += 1
         self.lives = False
-        self.engine, writes = recover(self.config, ("next", "cache"), self.tables.found(self.tables.raw(), {US, OTHER}))
+        self.engine, writes = recover(
+            self.config, ("next", "cache"), self.tables.found(self.tables.raw(), {self.us, OTHER})
+        )
         for write in writes:
             self.tables.apply(write)
         check(self.engine)
@@ -227,7 +243,7 @@ class World:
         while True:
             self.core.left(self.session, self.epoch)
             slot = self.session.welcome.slot
-            outcome = self.do(commands.RejoinSession(US, bytes([US]) * 16))
+            outcome = self.do(commands.RejoinSession(self.us, bytes([self.us]) * 16))
             (record,) = (write for write in outcome.writes if isinstance(write, commands.SessionRecord))
             if self.rng.random() < 0.15:
                 self.die()  # the welcome never arrives
@@ -339,7 +355,7 @@ class World:
             self.resume()
         self.begin(verbs.heartbeat(), lambda _: None)  # takes along what the outbox has
         self.complete()
-        held = self.engine.sessions.find_quietly(US).sequences
+        held = self.engine.sessions.find_quietly(self.us).sequences
         self.live = [seq for seq in self.live if not (seq.lost or seq.closed)]
         assert sorted(held) == sorted(seq.id for seq in self.live) == sorted(seq.id for seq in self.session.sequences)
         for seq in self.live:
@@ -353,7 +369,13 @@ class World:
         states = self.engine.pools["p"].pages.states
         kept = {page for theirs in everybodys for page in [*theirs.pages, theirs.source] if page >= 0}
         assert {page for page in range(PAGES) if states[page] == State.PRIVATE} <= kept
-        assert self.engine.snapshot()["pools"]["p"]["pages"]["quarantined"] == 0
+        quarantined = self.engine.snapshot()["pools"]["p"]["pages"]["quarantined"]
+        assert quarantined == 0 or self.events["SessionLost"]
+        if quarantined > PAGES // 4:
+            self.bye()
+            assert self.engine.snapshot()["pools"]["p"]["pages"]["quarantined"] == 0
+            self.hello()
+            self.events["bye"] += 1
 
     def step(self) -> None:
         self.something()

@@ -418,11 +418,6 @@ def two_sessions_share_a_slot(world):
     world.other.slot = world.session.slot
 
 
-@breaks("I14", "a live session has quarantined pages")
-def a_live_session_has_quarantined_pages(world):
-    world.engine.quarantine[world.session.id] = {}
-
-
 # -- the tests ------------------------------------------------------------------------------------------------------
 
 
