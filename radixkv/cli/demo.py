@@ -23,8 +23,8 @@ def demo(
     """Show it at work: several processes answer questions about one document.
 
     They share the document's KV cache. Starts a daemon of its own and worker processes, fetches the model if need be,
-    kills a worker in the middle of an answer, and prints what was shared and saved. Exit code 1 unless all went as it
-    should.
+    kills a worker in the middle of an answer, then the daemon in the middle of another, and prints what was shared and
+    saved. Exit code 1 unless all went as it should.
     """
     extras.require(extras.TRANSFORMERS, "transformers")
     from radixkv.demo import run
