@@ -484,3 +484,29 @@ def test_wrong_arguments_are_named(llama: Any) -> None:
         sequence.append(3)
         with pytest.raises(ValueError, match="opened for 3 tokens"):
             sequence.append(4)
+
+
+# -- restarts under a keeper --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_lost", ["recompute", "raise"])
+def test_a_daemon_that_comes_back_is_not_noticed(llama: Any, daemon_factory: Any, on_lost: str) -> None:
+    """Killed twice in one answer: no page is computed again, no recovery, the same page table and output."""
+    tokens = prompt_of(22)
+    daemon = daemon_factory(pools=[TINY_POOL], supervised=True)
+    expected = plain_greedy(llama, tokens, 24)
+    with radixkv.connect(daemon.endpoint, timeout=20.0) as client:
+        paged = PagedModel(llama, client.pool(), NAMESPACE, on_lost=on_lost)
+        with paged.open(tokens, 24) as sequence:
+            table = sequence.page_table
+            for place, token in enumerate(expected):
+                if place in (5, 6, 15):
+                    daemon.kill_daemon()
+                assert int(sequence.logits().argmax()) == token
+                sequence.append(token)
+                if place in (6, 15):
+                    daemon.wait_ready()
+            assert (sequence.recoveries, sequence.shared, sequence.computed_tokens) == (0, True, 22 + 23)
+            assert sequence.page_table[: len(table)] == table
+        assert paged.greedy([*tokens, *expected], 2).cached_tokens == 44
+        assert held(client) == NOTHING

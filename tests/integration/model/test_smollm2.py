@@ -130,3 +130,27 @@ def test_poisoning_a_shared_page_changes_the_output(smollm2_model: Any, client: 
     assert poisoned.cached_tokens == 79
     assert poisoned.tokens != clean.tokens
     assert paged.greedy(prompt, 8).tokens == clean.tokens
+
+
+def test_the_answer_goes_on_through_the_daemons_death(smollm2_model: Any, daemon_factory: Any) -> None:
+    """Killed in the middle of it, under a keeper: nothing is computed twice, the text is the model's own."""
+    model, tokenizer = smollm2_model
+    tokens = prompts(tokenizer, 33)[0]
+    settings = GenerationConfig(max_new_tokens=20, do_sample=False, pad_token_id=2)
+    ids = torch.tensor([tokens])
+    plain = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[0, 33:].tolist()
+    daemon = daemon_factory(pools=[{**POOL, "pages": 16}], supervised=True)
+    said: list[int] = []
+
+    def on_token(token: int) -> None:
+        said.append(token)
+        if len(said) == 5:
+            daemon.kill_daemon()
+
+    with radixkv.connect(daemon.endpoint, timeout=20.0) as client:
+        paged = PagedModel(model, client.pool(), radixkv.Namespace(**smollm2.namespace_fields()))
+        answer = paged.greedy(tokens, 20, stop=set(), on_token=on_token)
+        assert answer.tokens[: len(plain)] == plain
+        assert (answer.recoveries, answer.shared, answer.computed_tokens) == (0, True, 33)
+        assert client.stats().boot_id != daemon.boot_ids[0]
+        assert paged.greedy(tokens + answer.tokens[:4], 1).cached_tokens == 32
