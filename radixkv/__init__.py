@@ -12,6 +12,7 @@ from radixkv.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from radixkv.client.namespace import Namespace
+    from radixkv.client.ranks import attach
     from radixkv.client.sync import Client, Pool, Sequence, connect
     from radixkv.errors import (
         BadRequest,
@@ -35,6 +36,7 @@ _ERRORS = (
 )  # fmt: skip
 _HOMES = {
     "connect": "radixkv.client.sync",
+    "attach": "radixkv.client.ranks",
     "Client": "radixkv.client.sync",
     "Pool": "radixkv.client.sync",
     "Sequence": "radixkv.client.sync",
@@ -43,7 +45,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "connect", "Client", "Pool", "Sequence", "Namespace", "__version__",
+    "connect", "attach", "Client", "Pool", "Sequence", "Namespace", "__version__",
     "RadixKVError", "OutOfPages", "Timeout", "StaleHandle", "SessionLost", "BadRequest", "LimitExceeded",
     "Unavailable", "PermissionDenied", "Draining", "CopyFailed", "VersionMismatch", "Forked",
 ]  # fmt: skip

@@ -207,6 +207,14 @@ class RejoinSession(Struct, frozen=True):
     token: bytes
 
 
+class JoinSession(Struct, frozen=True):
+    """A further process of a session is there (again, after a restart), with the token of its session."""
+
+    session: int
+    token: bytes
+    rank: int
+
+
 class EndSession(Struct, frozen=True):
     """A worker is gone. Its private pages are quarantined while ``mapped``: it could still write to them."""
 
@@ -236,7 +244,7 @@ class Drain(Struct, frozen=True):
     """Take nothing new; let what runs come to its end."""
 
 
-Command = Request | OpenSession | RejoinSession | EndSession | MappingGone | CopyDone | Tick | Drain
+Command = Request | OpenSession | RejoinSession | JoinSession | EndSession | MappingGone | CopyDone | Tick | Drain
 
 
 # -- what comes back to a worker ----------------------------------------------------------------------------------
@@ -404,6 +412,8 @@ class PoolMap(Struct, array_like=True, frozen=True, tag="pool"):
     table_bytes: int
     spec: dict[str, Any]
     layout: dict[str, Any]
+    ranks: int = 1
+    """How many arenas like this one the pool has, one a rank."""
 
 
 AttachReply = Welcome | PoolMap | Failure

@@ -22,6 +22,7 @@ POLICIES = ("lru", "lfu", "fifo", "s3fifo")
 
 PAGE_SIZE_MAX = 256
 PAGES_MAX = 2**31 - 1
+RANKS_MAX = 64
 LAYOUT_ORDER = ("page", "layer", "kv", "token", "kv_head", "dim")
 
 
@@ -142,7 +143,11 @@ DEFAULT_DEVICE_BYTES = 512 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """One pool: pages of one KV spec on one device group, one trust domain."""
+    """One pool: pages of one KV spec on one device group, one trust domain.
+
+    Each of ``ranks`` processes has an arena of its own: ``spec`` and ``arena_bytes`` say what *one* of them holds (with
+    tensor parallelism: its share of the heads). Page ids mean the same on all.
+    """
 
     name: str = "default"
     spec: KVSpec = field(default_factory=KVSpec)
@@ -152,6 +157,7 @@ class PoolConfig:
     session_cap_pages: int = 0
     namespaces: int = 1024
     policy: str = "lru"
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64 or not self.name.isprintable():
@@ -167,12 +173,19 @@ class PoolConfig:
         _whole("pool.namespaces", self.namespaces, 1, 65536)
         if self.policy not in POLICIES:
             raise _refuse("pool.policy", self.policy, ", ".join(POLICIES))
+        _whole("pool.ranks", self.ranks, 1, RANKS_MAX)
         if self.session_cap_pages and self.session_floor_pages > self.session_cap_pages:
             raise _refuse("pool.session_floor_pages", self.session_floor_pages, "at most session_cap_pages")
 
     @property
     def arena_bytes(self) -> int:
+        """Of one rank."""
         return self.pages * self.spec.page_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all ranks' arenas."""
+        return self.ranks * self.arena_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from radixkv.commands import (
     EndSession,
     Failure,
     Heartbeat,
+    JoinSession,
     Lookup,
     MappingGone,
     OpenSession,
@@ -44,7 +45,6 @@ from radixkv.commands import (
     RejoinSession,
     Request,
     Reserve,
-    SessionRecord,
     Shutdown,
     Statistics,
     Stats,
@@ -247,7 +247,7 @@ class Daemon:
         if pending:
             self._look_ahead()
         if kind is Bye and type(reply) is Done:
-            self.members.ended(request.session, mapped=False)
+            self.members.ended(request.session, self._engine.awaits_mapping_gone(request.session), bye=True)
             self._router.forget(request.session)
 
     def _step(self, command: Command) -> Outcome:
@@ -302,17 +302,20 @@ class Daemon:
     def rejoin_session(self, session: int, token: bytes) -> Welcome | Failure:
         return self._welcome(RejoinSession(session, token))
 
-    def _welcome(self, command: OpenSession | RejoinSession) -> Welcome | Failure:
-        outcome = self._step(command)
-        if isinstance(outcome.reply, Failure):
-            return outcome.reply
-        (record,) = (write for write in outcome.writes if isinstance(write, SessionRecord))
+    def join_session(self, session: int, token: bytes, rank: int) -> Welcome | Failure:
+        return self._welcome(JoinSession(session, token, rank))
+
+    def _welcome(self, command: OpenSession | RejoinSession | JoinSession) -> Welcome | Failure:
+        reply = self._step(command).reply
+        if isinstance(reply, Failure):
+            return reply
+        session = self._engine.sessions.find_quietly(command.session)
         return Welcome(
             version=PROTOCOL_VERSION,
-            session=record.session,
-            epoch=record.epoch,
-            slot=record.slot,
-            token=command.token,
+            session=session.id,
+            epoch=session.epoch,
+            slot=session.slot,
+            token=session.token,
             boot_id=self.boot_id,
             cache_id=self.cache_id,
             pools=list(self._pools),
@@ -322,11 +325,14 @@ class Daemon:
             resumes=self._store is not None,
         )
 
-    def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure:
+    def map_pool(self, name: str, rank: int) -> tuple[PoolMap, tuple[int, int]] | Failure:
         pool = self._pools.get(name)
         if pool is None:
             return Failure("bad_request", f"there is no pool {name!r}; there are: {', '.join(self._pools)}")
-        return pool.description, (pool.arena_fd, pool.table_fd)
+        ranks = len(pool.arena_fds)
+        if rank >= ranks:
+            return Failure("bad_request", f"pool {name!r} has ranks 0 to {ranks - 1}", {"rank": rank, "ranks": ranks})
+        return pool.description, (pool.arena_fds[rank], pool.table_fd)
 
     def report(self, command: EndSession | MappingGone) -> bool:
         self._step(command)

@@ -192,7 +192,7 @@ class _Starter:
         """Errors: MemoryTooSmall, before anything is reserved if that can be seen."""
         config, sessions = self._config, self._config.limits.sessions
         tables = sum(geometry_of(pool, cache_id, sessions).table_bytes for pool in config.pools)
-        arena.check_memory(tables + sum(pool.arena_bytes for pool in config.pools))
+        arena.check_memory(tables + sum(pool.total_bytes for pool in config.pools))
         pools = {}
         for pool in config.pools:
             pools[pool.name] = memory = PoolMemory.create(pool, cache_id, sessions)
@@ -203,7 +203,8 @@ class _Starter:
 
     def _keep(self, store: Store, pools: Mapping[str, PoolMemory]) -> None:
         for place, memory in enumerate(pools.values()):
-            store.keep(f"arena-{place}", memory.arena_fd)
+            for rank, fd in enumerate(memory.arena_fds):
+                store.keep(f"arena-{place}-{rank}", fd)
             store.keep(f"table-{place}", memory.table.fd)
         fd = manifest.write(manifest.describe(self._config.pools, self._config.limits.sessions))
         store.keep(MANIFEST, fd)
@@ -233,8 +234,10 @@ class _Starter:
         try:
             # The first of them is written first, so they stay in this order, whatever the configuration's is by now.
             for place, name in enumerate(found["order"]):
-                fds = stored[f"arena-{place}"][0], stored[f"table-{place}"][0]
-                pools[name] = PoolMemory.reopen(configured[name], *(os.dup(fd) for fd in fds))
+                pool = configured[name]
+                arenas = [stored[f"arena-{place}-{rank}"][0] for rank in range(pool.ranks)]
+                table = os.dup(stored[f"table-{place}"][0])
+                pools[name] = PoolMemory.reopen(pool, tuple(map(os.dup, arenas)), table)
                 self._lock(pools[name])
         except VersionMismatch as error:
             raise ConfigError(f"{error}; begin with empty pools by --cold") from error
@@ -250,7 +253,8 @@ class _Starter:
         """Errors: RecoveryFailed; the tables are marked then."""
         tables = {name: memory.table for name, memory in pools.items()}
         cache_id = next(iter(tables.values())).geometry.cache_id
-        attached = {session for session, _ in stored_members(self._stored)}
+        members = stored_members(self._stored).keys()
+        attached = {session for session, _ in members}
         images, sessions = {}, []
         try:
             for name, memory in pools.items():
@@ -258,7 +262,7 @@ class _Starter:
                     images[name] = table.image()
                     sessions.append(table.sessions())
                 memory.table.repair()
-            engine, writes = recover(self._config, (boot_id, cache_id), Found(images, sessions, attached))
+            engine, writes = recover(self._config, (boot_id, cache_id), Found(images, sessions, attached, members))
             apply_all(tables, writes)
         except Exception as error:
             for written in tables.values():

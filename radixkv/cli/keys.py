@@ -57,13 +57,13 @@ POOL = {
     **SPEC,
     "model_config": Key("PATH", "a model's config.json that says layers, kv_heads, head_dim and dtype"),
     "pages": Key("COUNT", "pages of the pool"),
-    "device_bytes": Key("BYTES", "memory of the pool, instead of pages"),
+    "device_bytes": Key("BYTES", "memory of the pool (of each rank), instead of pages"),
     "decode_reserve_pages": Key("PAGES", "pages that extend may use and reserve may not"),
     "session_floor_pages": Key("PAGES", "pages each session can always get"),
     "session_cap_pages": Key("PAGES", "most private pages of a session; 0: no cap"),
     "namespaces": Key("COUNT", "namespaces the pool can tell apart at a time"),
     "policy": Key("NAME", "which cached pages leave first: lru, lfu, fifo, s3fifo"),
-    "ranks": Key("COUNT", "devices that hold the pool together; only 1 so far"),
+    "ranks": Key("COUNT", "processes that hold the pool together, each with an arena of this shape"),
     "host_bytes": Key("BYTES", "memory of the host tier; only 0 so far"),
     "host_pages": Key("PAGES", "pages of the host tier; only 0 so far"),
 }
@@ -83,7 +83,6 @@ TYPES = {
     **{f"limits.{name}": kind for name, kind in field_types(Limits).items()},
     **{f"pool.{name}": kind for kind_of in (KVSpec, PoolConfig) for name, kind in field_types(kind_of).items()},
     "pool.device_bytes": "int",
-    "pool.ranks": "int",
     "pool.host_bytes": "int",
     "pool.host_pages": "int",
 }
@@ -93,7 +92,7 @@ def default_of(key: str) -> object:
     """The default of ``server.lease_s``, ``limits.tokens`` or ``pool.layers``; None where there is none of its own."""
     table, _, name = key.partition(".")
     owners = {"server": (ServerConfig(),), "limits": (Limits(),), "pool": (PoolConfig(), KVSpec())}[table]
-    given = {"pool.ranks": 1, "pool.host_bytes": 0, "pool.host_pages": 0}
+    given = {"pool.host_bytes": 0, "pool.host_pages": 0}
     return given.get(key, next((getattr(owner, name) for owner in owners if hasattr(owner, name)), None))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from radixkv.cli import model_config, sizes
@@ -12,8 +13,11 @@ from radixkv.config import KVSpec, PoolConfig
 from radixkv.errors import ConfigError
 
 EXAMPLE = "name=default,layers=30,kv_heads=3,head_dim=64,dtype=float32,page_size=16,pages=728"
-PLAIN = ("name", "pages", "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "namespaces", "policy")
-NOT_YET = {"ranks": 1, "host_bytes": 0, "host_pages": 0}
+PLAIN = (
+    "name", "pages", "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "namespaces", "policy",
+    "ranks",
+)  # fmt: skip
+NOT_YET = {"host_bytes": 0, "host_pages": 0}
 
 
 def split(text: str, where: str) -> dict[str, object]:
@@ -74,7 +78,18 @@ def _spec(values: dict[str, object], folder: Path) -> KVSpec:
     path = values["model_config"]
     if not isinstance(path, str) or not path:
         raise refuse("pool.model_config", path, "the path of a model's config.json")
-    return model_config.spec_of(folder / Path(path).expanduser(), written)
+    spec = model_config.spec_of(folder / Path(path).expanduser(), written)
+    return spec if "kv_heads" in written else _share_of(spec, values.get("ranks", 1))
+
+
+def _share_of(model: KVSpec, ranks: object) -> KVSpec:
+    """What one of ``ranks`` holds of a model: its share of the heads, or one head that others hold as well."""
+    heads = model.kv_heads
+    if model.is_mla or not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        return model  # every rank holds all; or PoolConfig refuses it
+    if heads % ranks and ranks % heads:
+        raise refuse("pool.ranks", ranks, f"a divisor or a multiple of the model's {heads} KV heads")
+    return replace(model, kv_heads=max(1, heads // ranks))
 
 
 def pages_in(device_bytes: object, spec: KVSpec, name: str = "pool.device_bytes") -> int:

@@ -7,7 +7,6 @@ on with the session if it can (``resume.py``); says bye in the end.
 from __future__ import annotations
 
 import logging
-import os
 import select
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.client.connection import HANGUP, Connection
 from radixkv.client.effects import Ask
+from radixkv.client.wakeup import Wakeup
 from radixkv.commands import Bye, Heartbeat
 from radixkv.errors import RadixKVError, Unavailable
 
@@ -39,10 +39,7 @@ class Keeper:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._pid = os.getpid()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._waking = threading.RLock()
-        """Held while the descriptor is written or closed; re-entrant, for a finaliser that runs inside."""
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._keep, name="radixkv-keeper", daemon=True)
 
     def start(self) -> None:
@@ -50,30 +47,18 @@ class Keeper:
 
     def stir(self) -> None:
         """There is something to do. A finaliser may call it."""
-        with self._waking:
-            if self._wake >= 0 and self._pid == os.getpid():
-                os.eventfd_write(self._wake, 1)
+        self._wakeup.stir()
 
     def join(self, timeout: float) -> None:
         """Wait for the thread's end; nobody can wake it any more."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         if not self._thread.is_alive():
-            self._close()
+            self._wakeup.close()
 
     def forget(self) -> None:
-        """In a forked child, where this thread does not run. Takes no lock: its holder is not here."""
-        if self._wake >= 0:
-            os.close(self._wake)
-
-    def _close(self) -> None:
-        with self._waking:
-            if self._wake >= 0 and self._pid == os.getpid():
-                os.close(self._wake)
-                self._wake = -1
-
-    def __del__(self) -> None:
-        self._close()
+        """In a forked child, where this thread does not run."""
+        self._wakeup.forget()
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
@@ -104,13 +89,13 @@ class Keeper:
         try:
             with connection:
                 poll.register(connection.fileno(), select.POLLRDHUP)
-                poll.register(self._wake, select.POLLIN)
+                poll.register(self._wakeup.fileno(), select.POLLIN)
                 ready = dict(poll.poll(wait_s * 1000))
         except Unavailable:
             return True
-        if self._wake in ready:
-            self._awake()
-        return any(events & HANGUP for fd, events in ready.items() if fd != self._wake)
+        if ready.pop(self._wakeup.fileno(), 0):
+            self._wakeup.awake()
+        return any(events & HANGUP for events in ready.values())
 
     def _send(self, ask: Ask, timeout: float) -> None:
         """With what the outbox has ready. No answer is nobody's error here: the session's end shows by itself."""
@@ -130,17 +115,8 @@ class Keeper:
                 link.failed(error)
             except OSError as error:
                 link.failed(Unavailable(f"cannot connect: {error}"))
-            poll = select.poll()
-            poll.register(self._wake, select.POLLIN)
-            if poll.poll(pause * 1000):
-                self._awake()
+            self._wakeup.sleep(pause)
             pause = min(2 * pause, RETRY_MAX_S)
-
-    def _awake(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
 
     def _farewell(self) -> None:
         """Say bye, unless devices may still write to our pages: then the daemon has to wait for our process's end."""

@@ -44,6 +44,7 @@ class PoolMemory:
         forks.register_mapping(cast("mmap", self._table.records.base))
         self.name = pool.name
         self.pages = pool.pages
+        self.ranks = pool.ranks
         self.spec = KVSpec(**pool.spec)
         self.layout = Layout.from_dict(pool.layout)
         self._rows = self._row_view()
@@ -64,10 +65,16 @@ class PoolMemory:
         return entry.session == session.id and entry.epoch != 0
 
     def copy_rows(self, rows: Iterable[CopyRow]) -> bool:
+        """False where there are several ranks: each has to copy in its own arena, and only the caller reaches all."""
+        if self.ranks > 1:
+            return False
+        self.copy(rows)
+        return True
+
+    def copy(self, rows: Iterable[CopyRow]) -> None:
         """Copy the first ``n`` token rows of each source page into its target, all layers, keys and values."""
         for source, target, n in rows:
             self._rows[target, :, :, :n] = self._rows[source, :, :, :n]
-        return True
 
     def _row_view(self) -> NDArray[Any]:
         """The arena as [pages, layers, 2, page_size, kv_heads, head_dim] of whole numbers."""

@@ -28,11 +28,13 @@ from radixkv.client.mapping import PoolMemory
 from radixkv.client.namespace import Namespace
 from radixkv.client.outbox import Event
 from radixkv.client.pool import PoolState
+from radixkv.client.ranks import group_token
 from radixkv.client.sequence import Grant, SequenceState
 from radixkv.client.session import Session
 from radixkv.client.snapshot import Snapshot
 from radixkv.client.tokens import Tokens, pack
 from radixkv.client.verbs import Want
+from radixkv.commands import CopyRow
 from radixkv.config import LAST_PAGE_MODES, Layout
 from radixkv.errors import BadRequest, Forked, RadixKVError, SessionLost, Timeout, Unavailable
 from radixkv.ipc.endpoint import resolve
@@ -78,6 +80,16 @@ class Client:
         """A frozen snapshot of the daemon: attributes and items."""
         return self._link.run(verbs.stats())
 
+    @property
+    def group_token(self) -> bytes:
+        """With it the other processes of a group join this session, as its ranks (``radixkv.attach``).
+
+        Waits for a daemon as every call does. A session that goes on after a restart keeps its token; a new one has
+        another. Errors: Unavailable, Forked.
+        """
+        self._link.check()
+        return group_token(self._link.connection(self._link.core.clock() + self._link.core.timeout).session.welcome)
+
     def close(self) -> None:
         """End the session: pages of sequences that were not freed go back. Closing twice is a no-op.
 
@@ -111,6 +123,11 @@ class Pool(PoolState):
         return self.memory.pages
 
     @property
+    def ranks(self) -> int:
+        """How many processes hold the pool together; ``keys`` and ``values`` are this one's, rank 0's."""
+        return self._mapped().ranks
+
+    @property
     def layout(self) -> Layout:
         """Where each element of a page lies in the arena."""
         return self._mapped().layout
@@ -122,6 +139,10 @@ class Pool(PoolState):
     def values(self, layer: int) -> Tensor:
         """Torch view [pages, page_size, kv_heads, head_dim] of the mapped arena. Errors: BadRequest, Forked."""
         return self._mapped().values(layer)
+
+    def copy_rows(self, rows: Iterable[CopyRow]) -> None:
+        """Carry out a sequence's copy_rows in this process's arena. Errors: Forked."""
+        self._mapped().copy(rows)
 
     def reserve(  # noqa: PLR0913 - the public contract
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 
 from radixkv.commands import PoolMap
@@ -28,7 +28,8 @@ def geometry_of(pool: PoolConfig, cache_id: str, sessions: int) -> Geometry:
 class PoolMemory:
     """File descriptors and what a worker must know to use them."""
 
-    arena_fd: int
+    arena_fds: tuple[int, ...]
+    """One a rank."""
     table: TableWriter
     table_fd: int
     """The table once more, for readers: nobody can write through this one."""
@@ -37,23 +38,24 @@ class PoolMemory:
     @classmethod
     def create(cls, pool: PoolConfig, cache_id: str, sessions: int) -> PoolMemory:
         """Reserve all of it. Errors: MemoryTooSmall."""
-        arena_fd = arena.create("arena", pool.arena_bytes)
-        try:
+        with ExitStack() as undo:
+            arena_fds = []
+            for _ in range(pool.ranks):
+                arena_fds.append(arena.create("arena", pool.arena_bytes))
+                undo.callback(os.close, arena_fds[-1])
             table = TableWriter(geometry_of(pool, cache_id, sessions))
-        except BaseException:
-            os.close(arena_fd)
-            raise
-        return cls._of(pool, arena_fd, table)
+            undo.pop_all()
+        return cls._of(pool, tuple(arena_fds), table)
 
     @classmethod
-    def reopen(cls, pool: PoolConfig, arena_fd: int, table_fd: int) -> PoolMemory:
+    def reopen(cls, pool: PoolConfig, arena_fds: tuple[int, ...], table_fd: int) -> PoolMemory:
         """What an earlier daemon left behind, in the sizes of ``pool``. Takes the descriptors over.
 
         Errors: VersionMismatch.
         """
         with closing(TableReader(os.dup(table_fd))) as reader:
             geometry = reader.geometry
-        return cls._of(pool, arena_fd, TableWriter(geometry, table_fd))
+        return cls._of(pool, arena_fds, TableWriter(geometry, table_fd))
 
     def read(self) -> TableReader:
         """The table, to read all of it; to be closed."""
@@ -65,7 +67,7 @@ class PoolMemory:
             return table.tainted
 
     @classmethod
-    def _of(cls, pool: PoolConfig, arena_fd: int, table: TableWriter) -> PoolMemory:
+    def _of(cls, pool: PoolConfig, arena_fds: tuple[int, ...], table: TableWriter) -> PoolMemory:
         description = PoolMap(
             name=pool.name,
             pages=pool.pages,
@@ -73,10 +75,12 @@ class PoolMemory:
             table_bytes=table.geometry.table_bytes,
             spec=asdict(pool.spec),
             layout=Layout.of(pool.spec).as_dict(),
+            ranks=pool.ranks,
         )
-        return cls(arena_fd, table, arena.reopen_readonly(table.fd), description)
+        return cls(arena_fds, table, arena.reopen_readonly(table.fd), description)
 
     def close(self) -> None:
         self.table.close()
         os.close(self.table_fd)
-        os.close(self.arena_fd)
+        for fd in self.arena_fds:
+            os.close(fd)

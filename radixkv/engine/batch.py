@@ -22,7 +22,7 @@ from radixkv.commands import (
 from radixkv.engine import commit, plan
 from radixkv.engine.plan import Worker
 from radixkv.engine.state import State
-from radixkv.errors import LimitExceeded, RadixKVError
+from radixkv.errors import BadRequest, LimitExceeded, RadixKVError
 
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
@@ -79,6 +79,10 @@ def _truncate(state: State, session: Worker, item: Truncate) -> Truncated:
 
 def _commit(state: State, session: Worker, item: Commit) -> None:
     seq, pool = state.find(session, item.seq)
+    if pool.config.ranks > len(session.ranks):
+        raise BadRequest(
+            "a commit speaks for all ranks, and not all have joined", ranks=pool.config.ranks, joined=len(session.ranks)
+        )
     plan.check_commit(seq, item)
     commit.do_commit(pool, seq, item.n)
 

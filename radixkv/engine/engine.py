@@ -28,6 +28,7 @@ from radixkv.commands import (
     Heartbeat,
     Invalidate,
     Invalidated,
+    JoinSession,
     LookedUp,
     Lookup,
     MappingGone,
@@ -99,8 +100,8 @@ class Engine(State):
                 self._tick(command, now)
             case OpenSession():
                 return self._open(command)
-            case RejoinSession():
-                return self._rejoin(command)
+            case RejoinSession() | JoinSession():
+                return self._back(command)
             case EndSession():
                 self.end_session(command.session, command.mapped)
             case MappingGone():
@@ -125,9 +126,12 @@ class Engine(State):
             return failure(error)
         return Done()
 
-    def _rejoin(self, command: RejoinSession) -> Reply:
+    def _back(self, command: RejoinSession | JoinSession) -> Reply:
         try:
-            self.rejoin(command.session, command.token)
+            if isinstance(command, RejoinSession):
+                self.rejoin(command.session, command.token)
+            else:
+                self.join(command.session, command.token, command.rank)
         except RadixKVError as error:
             return failure(error)
         return Done()
@@ -201,7 +205,7 @@ class Engine(State):
                 reserving.cancel(self, session, body.request)
                 return Done()
             case Bye():
-                self.end_session(session.id, False)
+                self.end_session(session.id, mapped=len(session.ranks) > 1)  # one process's word, not the others'
                 return Done()
             case Shutdown():
                 return Done()  # the process ends itself; there is nothing to do here

@@ -48,11 +48,13 @@ class Found(NamedTuple):
 
     sessions: those that are not over, as each pool's table has them; the first table is written first and decides.
     attached: ids of sessions, open or ended, whose processes are still watched: one that is not among them is gone.
+    ranks: which further processes of them had joined, as (session, rank).
     """
 
     images: Mapping[str, TableImage]
     sessions: Sequence[list[SessionImage]]
     attached: Collection[int]
+    ranks: Collection[tuple[int, int]] = ()
 
 
 def recover(config: Config, ids: tuple[str, str], found: Found) -> tuple[Engine, list[Write]]:
@@ -63,6 +65,9 @@ def recover(config: Config, ids: tuple[str, str], found: Found) -> tuple[Engine,
     engine = Engine(config, *ids)
     writes: list[Write] = list(_sessions(engine, found.sessions))
     known = {session.id for session in engine.sessions.all()}
+    for identity, rank in found.ranks:
+        if identity in known:
+            engine.sessions.find_quietly(identity).ranks.add(rank)
     for name, image in found.images.items():
         pool = engine.pools[name]
         pool.floors_missing = pool.config.session_floor_pages * len(known)

@@ -113,6 +113,13 @@ class State:
         session = self.sessions.rejoin(identity, token)
         self.writes.append(SessionRecord(session.slot, session.id, session.epoch, session.token))
 
+    def join(self, identity: int, token: bytes, rank: int) -> None:
+        """Errors: BadRequest, SessionLost."""
+        ranks = max(pool.config.ranks for pool in self.pools.values())
+        if not 0 < rank < ranks:
+            raise BadRequest(f"the ranks that can join are 1 to {ranks - 1}", rank=rank, ranks=ranks)
+        self.sessions.join(identity, token, rank)
+
     def settled(self, session: Worker) -> None:
         """The session has claimed all that it will: what is left of its pages is free, but for what it was refused."""
         if session.id in self.resuming:

@@ -8,6 +8,7 @@ blocks and takes no descriptors from peers; the worker's side waits up to its ti
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import select
 import socket
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from radixkv.commands import PROTOCOL_VERSION, AttachReply, Failure, Hello, MapPool, PoolMap, Rejoin, Welcome
+from radixkv.commands import PROTOCOL_VERSION, AttachReply, Failure, Hello, Join, MapPool, PoolMap, Rejoin, Welcome
 from radixkv.errors import BadRequest, PermissionDenied, RadixKVError, Unavailable, VersionMismatch, from_code
 from radixkv.ipc import wire
 from radixkv.ipc.endpoint import Endpoint, check_directory
@@ -77,6 +78,11 @@ class Peer:
         """Whether the process behind the connection still runs."""
         return _is_alive(self.pidfd)
 
+    def shut(self) -> None:
+        """The peer sees an end of the connection; we still see the peer's."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close_connection(self) -> None:
         self._socket.close()
 
@@ -98,6 +104,9 @@ class Ghost:
 
     def is_alive(self) -> bool:
         return _is_alive(self.pidfd)
+
+    def shut(self) -> None:
+        """There is no connection."""
 
     def close_connection(self) -> None:
         """There is none."""
@@ -210,7 +219,11 @@ class Attachment:
         """Open a session. Errors: VersionMismatch, LimitExceeded, Draining, PermissionDenied."""
         return self._enter(Hello(PROTOCOL_VERSION, name))
 
-    def rejoin(self, session: int, token: bytes) -> Welcome:
+    def join(self, session: int, token: bytes, rank: int) -> Welcome:
+        """Be a further process of a session. Errors: SessionLost (not known), BadRequest (no such rank, or taken)."""
+        return self._enter(Join(PROTOCOL_VERSION, session, token, rank))
+
+    def rejoin(self, session: int, token: bytes, rank: int = 0) -> Welcome:
         """Go on with a session of an earlier daemon's time: the same session, a new epoch.
 
         Waits as long as the connection stands, whatever the timeout: to hang up on a daemon that then takes the rejoin
@@ -218,7 +231,7 @@ class Attachment:
         """
         self._socket.settimeout(None)
         try:
-            return self._enter(Rejoin(PROTOCOL_VERSION, session, token))
+            return self._enter(Rejoin(PROTOCOL_VERSION, session, token, rank))
         finally:
             if self.fileno() >= 0:
                 self._socket.settimeout(self._timeout)
@@ -232,7 +245,7 @@ class Attachment:
         lifeline, self._lifeline = self._lifeline, -1
         return lifeline
 
-    def _enter(self, question: Hello | Rejoin) -> Welcome:
+    def _enter(self, question: Hello | Rejoin | Join) -> Welcome:
         reply, fds = self._ask(question)
         if isinstance(reply, Welcome) and len(fds) <= 1:
             self._lifeline = fds[0] if fds else -1
@@ -253,7 +266,7 @@ class Attachment:
         if self._lifeline >= 0:
             os.close(self.take_lifeline())
 
-    def _ask(self, question: Hello | Rejoin | MapPool) -> tuple[AttachReply, list[int]]:
+    def _ask(self, question: Hello | Rejoin | Join | MapPool) -> tuple[AttachReply, list[int]]:
         try:
             self._socket.send(wire.encode_attach(question))
             packet, fds = _receive(self._socket)

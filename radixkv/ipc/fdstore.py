@@ -12,7 +12,7 @@ was sent is not lost with its sender: what must be kept is sent before anybody c
 What is stored::
 
     doors          listening sockets of the endpoint; the lock file too, if the daemon and not its keeper made them
-    arena-I        arena of pool I        all of these, and then
+    arena-I-R      pool I, arena of rank R all of these, and then
     table-I        its descriptor table
     manifest       which pools they are; the last, so that with it everything is there
     member-S-R     of rank R of session S: pidfd and lifeline, in one datagram
@@ -42,6 +42,8 @@ STORE_MAX = 4096
 """Descriptors that a store holds, at most; their names have to fit into one environment variable (128 KiB)."""
 SESSIONS_MAX = 1000
 """``limits.sessions`` under a store: of as many ended ones processes may still live, two descriptors each."""
+MEMBERS_MAX = 2 * SESSIONS_MAX
+"""Processes that a store can hold: of sessions, and of ended ones that still live."""
 _OPEN_FILES = 65_536
 
 Stored = dict[str, list[int]]

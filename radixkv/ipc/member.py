@@ -16,7 +16,7 @@ class Session:
     def __init__(self, identity: int) -> None:
         self.id = identity
         self.members: dict[int, Member] = {}
-        """By rank."""
+        """By rank. The first is 0."""
         self.over = False
         self.mapped = False
 
@@ -35,7 +35,7 @@ class Member:
     ``lifeline``: the read end, -1 when it has ended or there is none.
     """
 
-    __slots__ = ("closed", "dead", "lifeline", "peer", "rank", "session", "since")
+    __slots__ = ("closed", "dead", "left", "lifeline", "peer", "rank", "session", "since")
 
     def __init__(self, peer: Peer | Ghost, since: float) -> None:
         self.peer = peer
@@ -45,10 +45,12 @@ class Member:
         self.lifeline = -1
         self.closed = isinstance(peer, Ghost)
         self.dead = False
+        self.left = False
+        """It has said bye: by its own word it does not touch the memory any more."""
 
     @property
     def gone(self) -> bool:
-        return self.closed and self.dead and self.lifeline < 0
+        return self.left or (self.closed and self.dead and self.lifeline < 0)
 
 
 def stored_name(session: int, rank: int) -> str:

@@ -16,6 +16,10 @@ quarantined pages may be used again. A session that left no such pages is forgot
 With a store (``fdstore.py``) each member also gets a *lifeline*, the write end of a pipe, which it keeps as it keeps
 the connection. Connections end with the daemon; pidfd and read end are in the store, and the next daemon finds out by
 them what it could not see: such a member is a *ghost* until its worker is back.
+
+A session may have several processes, its *ranks*: the first said hello, the others join with the session's token. The
+end of any of them ends the session; the others are hung up on, so that they learn it at once. Pages come back when all
+of them are gone.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from radixkv.commands import (
 from radixkv.errors import BadRequest, LimitExceeded, RadixKVError, SessionLost, VersionMismatch
 from radixkv.ipc import wire
 from radixkv.ipc.attach import Ghost, Listener, Peer, same_process
-from radixkv.ipc.fdstore import Store, Stored
+from radixkv.ipc.fdstore import MEMBERS_MAX, Store, Stored
 from radixkv.ipc.member import Member, Session, has_ended, stored_members, stored_name
 
 HELLO_WITHIN_S = 10.0
@@ -59,7 +63,9 @@ class Host(Protocol):
 
     def rejoin_session(self, session: int, token: bytes) -> Welcome | Failure: ...
 
-    def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure: ...
+    def join_session(self, session: int, token: bytes, rank: int) -> Welcome | Failure: ...
+
+    def map_pool(self, name: str, rank: int) -> tuple[PoolMap, tuple[int, int]] | Failure: ...
 
     def report(self, command: EndSession | MappingGone) -> bool:
         """True: pages of the session are out of use until nothing of it maps the arena any longer."""
@@ -101,10 +107,15 @@ class Members:
             self._watch(ghost, ghost.peer.pidfd, select.EPOLLIN)
             if ghost.lifeline >= 0:
                 self._watch(ghost, ghost.lifeline, 0)
-        unwatched = [identity for identity in known if identity not in self._sessions]
+        unwatched = [identity for identity in known if not self._watches_first(identity)]
         for identity in unwatched:
-            self._host.report(EndSession(identity, True, "the store has nothing to watch it by"))
+            mapped = self._host.report(EndSession(identity, True, "the store has nothing to watch it by"))
+            self.ended(identity, mapped)
         return unwatched
+
+    def _watches_first(self, identity: int) -> bool:
+        session = self._sessions.get(identity)
+        return session is not None and 0 in session.members
 
     def handle(self, fd: int, now: float) -> bool:
         """React to a descriptor that something happened to. False: it is none of ours."""
@@ -135,12 +146,17 @@ class Members:
             self._listening = True
             self._epoll.register(self._listener.fileno(), select.EPOLLIN)
 
-    def ended(self, identity: int, mapped: bool) -> None:
-        """The core ended this session: by bye (not mapped) or by its own judgement (mapped)."""
+    def ended(self, identity: int, mapped: bool, *, bye: bool = False) -> None:
+        """The core ended this session: by its first process's bye, or by its own judgement."""
         session = self._sessions.get(identity)
         if session is not None and not session.over:
             session.over = True
             session.mapped = mapped
+            for rank, member in session.members.items():
+                if rank:
+                    member.peer.shut()
+                else:
+                    member.left = bye
 
     def close(self) -> None:
         """Close everything; what the store has stays there."""
@@ -198,12 +214,12 @@ class Members:
             case Rejoin():
                 return self._rejoin(member, request), (), ()
             case Join():
-                raise BadRequest("sessions of several processes are not supported yet")
+                return self._join(member, request)
         if member.session is None:
             raise BadRequest("say hello first")
         if member.session.over:
             raise SessionLost("this session is over")
-        answer = self._host.map_pool(request.pool)
+        answer = self._host.map_pool(request.pool, member.rank)
         return (answer, (), ()) if isinstance(answer, Failure) else (*answer, ())
 
     def _hello(self, member: Member, hello: Hello) -> _Answer:
@@ -229,7 +245,10 @@ class Members:
             raise SessionLost("there is no session to go on with")
         if not same_process(ghost.peer.pidfd, member.peer.pidfd):
             raise SessionLost("the session belongs to another process")
-        answer = self._host.rejoin_session(session.id, rejoin.token)
+        if rejoin.rank:
+            answer = self._host.join_session(session.id, rejoin.token, rejoin.rank)
+        else:
+            answer = self._host.rejoin_session(session.id, rejoin.token)
         if isinstance(answer, Welcome):
             del self._strangers[member]
             self._unwatch(ghost.peer.pidfd)
@@ -239,6 +258,23 @@ class Members:
                 self._by_fd[member.lifeline] = member
             self._seat(member, session, rejoin.rank)
         return answer
+
+    def _join(self, member: Member, join: Join) -> _Answer:
+        """A further process of a session that is there. Its end will be the session's."""
+        self._check_new(member, join.version)
+        session = self._sessions.get(join.session)
+        if session is None or session.over:
+            raise SessionLost("there is no session to join")
+        if join.rank in session.members:
+            raise BadRequest("this rank is taken", rank=join.rank)
+        theirs = self._keep(member, session.id, join.rank)
+        answer = self._host.join_session(session.id, join.token, join.rank)
+        if isinstance(answer, Welcome):
+            del self._strangers[member]
+            self._seat(member, session, join.rank)
+        else:
+            self._unkeep(member, session.id, join.rank)
+        return answer, theirs, theirs
 
     def _check_new(self, member: Member, version: int) -> None:
         if member.session is not None:
@@ -281,6 +317,8 @@ class Members:
         if not session.over:
             session.over = True
             session.mapped = self._host.report(EndSession(session.id, not session.gone, reason))
+            for each in session.members.values():  # so that they learn it; their ends are still seen here
+                each.peer.shut()
         if session.gone and session.mapped:
             self._host.report(MappingGone(session.id))
         if session.gone or (not session.mapped and session.closed):
@@ -302,6 +340,8 @@ class Members:
         """
         if self._store is None:
             return ()
+        if sum(len(each.members) for each in self._sessions.values()) >= MEMBERS_MAX:
+            raise LimitExceeded("the store has no room for another process", limit=MEMBERS_MAX)
         try:
             ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:

@@ -32,6 +32,7 @@ class Session(Generic[S, R]):
         "epoch",
         "id",
         "name",
+        "ranks",
         "seen_s",
         "sequences",
         "slot",
@@ -46,6 +47,8 @@ class Session(Generic[S, R]):
         self.token = token
         self.name = name
         self.epoch = 1
+        self.ranks = {0}
+        """Processes that are, or have been, attached; the end of any of them is the session's."""
         self.absent = False
         """Of an earlier daemon's time and not back yet."""
         self.seen_s = 0.0
@@ -100,6 +103,14 @@ class Registry(Generic[S, R]):
         session.absent = False
         session.epoch += 1
         session.seen_s = self.running_s
+        return session
+
+    def join(self, identity: int, token: bytes, rank: int) -> Session[S, R]:
+        """A further process of a session. Errors: SessionLost."""
+        session = self._sessions.get(identity)
+        if session is None or session.token != token:
+            raise SessionLost("the daemon does not know this session")
+        session.ranks.add(rank)
         return session
 
     def find(self, identity: int, epoch: int) -> Session[S, R]:

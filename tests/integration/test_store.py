@@ -22,7 +22,7 @@ from tests.integration.raw import tokens
 from tests.integration.store_by_hand import StoreByHand
 
 POOL = "name=default,layers=1,kv_heads=1,head_dim=8,dtype=float32,page_size=4,pages=8"
-MEMORY = ["arena-0", "manifest", "table-0"]
+MEMORY = ["arena-0-0", "manifest", "table-0"]
 DOORS = ["doors"] * 3
 FILES = ["r.sock", "r.sock.attach", "r.sock.lock"]
 

@@ -68,6 +68,8 @@ class PagedModel:
             raise ValueError("a pool needs a namespace: what must be equal before pages may be shared")
         spec = spec_of(model)
         if pool is not None:
+            if pool.ranks > 1:
+                raise ValueError(f"a pool of {pool.ranks} ranks is not supported; allowed: 1 (a model in one process)")
             _check_spec(pool.spec, spec)
             spec = pool.spec
         attention.register()

@@ -52,6 +52,26 @@ def test_one_rank_and_no_host_tier_may_be_written() -> None:
     assert made("ranks=1,host_bytes=0,host_pages=0,pages=2") == PoolConfig(pages=2)
 
 
+def test_ranks_hold_as_many_pages_each() -> None:
+    pool = made("ranks=4,layers=1,kv_heads=1,head_dim=8,page_size=4,device_bytes=1KiB")
+    assert (pool.ranks, pool.pages, pool.arena_bytes, pool.total_bytes) == (4, 4, 1024, 4096)
+
+
+@pytest.mark.parametrize(("heads", "ranks", "each"), [(8, 1, 8), (8, 2, 4), (8, 8, 1), (2, 4, 1), (3, 3, 1)])
+def test_a_models_heads_are_shared_out_among_ranks(tmp_path: Path, heads: int, ranks: int, each: int) -> None:
+    model = {"num_hidden_layers": 2, "num_attention_heads": 24, "num_key_value_heads": heads, "head_dim": 8}
+    (tmp_path / "config.json").write_text(json.dumps(model | {"dtype": "float16"}))
+    assert made(f"model_config=config.json,ranks={ranks}", tmp_path).spec.kv_heads == each
+    assert made(f"model_config=config.json,kv_heads=7,ranks={ranks}", tmp_path).spec.kv_heads == 7, "written: of a rank"
+
+
+def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
+    model = {"num_hidden_layers": 2, "num_attention_heads": 6, "head_dim": 8, "dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    with pytest.raises(ConfigError, match=r"pool.ranks = 4 .* 6 KV heads"):
+        made("model_config=config.json,ranks=4", tmp_path)
+
+
 def test_a_model_config_says_the_spec_and_written_keys_win(tmp_path: Path) -> None:
     model = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(model))
@@ -77,7 +97,8 @@ def test_a_model_config_says_the_spec_and_written_keys_win(tmp_path: Path) -> No
         ("device_bytes=1", ["pool.device_bytes = 1 ", "at least one page (737280)"]),
         ("device_bytes=5MB", ["pool.device_bytes = '5MB'", "a size as in 512MiB"]),
         ("device_bytes=1GiB,pages=1", ["pool.device_bytes", "pages or device_bytes, not both"]),
-        ("ranks=2", ["pool.ranks = 2", "allowed: 1 (more is not supported yet)"]),
+        ("ranks=0", ["pool.ranks = 0", "a whole number from 1 to 64"]),
+        ("ranks=two", ["pool.ranks = 'two'", "a whole number from 1 to 64"]),
         ("host_bytes=1GiB", ["pool.host_bytes = 1073741824", "allowed: 0 (more is not supported yet)"]),
         ("host_pages=1", ["pool.host_pages = 1 ", "allowed: 0 (more is not supported yet)"]),
         ("mla_latent_dim=512", ["pool.mla_latent_dim = 512", "latent pages are not supported yet"]),

@@ -360,11 +360,21 @@ def test_a_pools_memory_and_its_description() -> None:
     before = len(os.listdir("/proc/self/fd"))
     memory = PoolMemory.create(config, "c" * 32, 5)
     described = memory.description
-    assert os.fstat(memory.arena_fd).st_size == described.arena_bytes == 8 * 256
+    assert [os.fstat(fd).st_size for fd in memory.arena_fds] == [described.arena_bytes] == [8 * 256]
     assert os.fstat(memory.table_fd).st_size == described.table_bytes
     assert described.spec["head_dim"] == 8 and described.layout["page_stride"] == 64
     reader = TableReader(os.dup(memory.table_fd))
     assert (reader.geometry.pool, reader.geometry.pages) == ("tiny", 8)
     reader.close()
+    memory.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_pool_of_several_ranks_has_an_arena_for_each() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    memory = PoolMemory.create(PoolConfig("tiny", KVSpec(1, 1, 8, "float32", 4), 8, ranks=3), "c" * 32, 5)
+    assert memory.description.ranks == 3
+    assert len({os.fstat(fd).st_ino for fd in memory.arena_fds}) == 3
+    assert {os.fstat(fd).st_size for fd in memory.arena_fds} == {8 * 256}
     memory.close()
     assert len(os.listdir("/proc/self/fd")) == before

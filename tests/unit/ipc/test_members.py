@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from radixkv.commands import EndSession, Failure, Hello, MappingGone, MapPool, PoolMap, Welcome
+from radixkv.commands import EndSession, Failure, Hello, Join, MappingGone, MapPool, PoolMap, Welcome
 from radixkv.errors import SessionLost, Unavailable
 from radixkv.ipc import members as membership
 from radixkv.ipc import wire
@@ -25,6 +25,7 @@ from radixkv.ipc.members import Members
 
 POOL = PoolMap("default", 8, 4096, 4096, {}, {})
 LIMIT = 2
+TOKEN = b"t" * 16
 
 WORKER = """
 import os, sys
@@ -47,11 +48,23 @@ if os.read(0, 1) == b"c":
     os.read(0, 1)
 """
 
+JOINER = """
+import sys
+from pathlib import Path
+from radixkv.ipc.attach import Attachment
+from radixkv.ipc.endpoint import Endpoint
+member = Attachment(Endpoint(Path(sys.argv[1])), 10.0)
+member.join(int(sys.argv[2]), b"t" * 16, 1)
+sys.stdin.read()
+"""
+
 
 class Log:
     def __init__(self) -> None:
         self.reports: list[EndSession | MappingGone] = []
         self.opened: list[str] = []
+        self.joined: list[int] = []
+        self.mapped_by: list[int] = []
         self.session = 0
         self.refusal: Failure | None = None
         self.quarantines = True
@@ -62,9 +75,16 @@ class Log:
             return self.refusal
         self.opened.append(name)
         self.session = session
-        return Welcome(1, session, 1, 0, b"t" * 16, "b", "c", ["default"], 5.0, 60.0)
+        return Welcome(1, session, 1, 0, TOKEN, "b", "c", ["default"], 5.0, 60.0)
 
-    def map_pool(self, name: str) -> tuple[PoolMap, tuple[int, int]] | Failure:
+    def join_session(self, session: int, token: bytes, rank: int) -> Welcome | Failure:
+        if token != TOKEN:
+            return Failure("session_lost", "another token")
+        self.joined.append(rank)
+        return Welcome(1, session, 1, 0, token, "b", "c", ["default"], 5.0, 60.0)
+
+    def map_pool(self, name: str, rank: int) -> tuple[PoolMap, tuple[int, int]] | Failure:
+        self.mapped_by.append(rank)
         return (POOL, (0, 1)) if name == "default" else Failure("bad_request", f"no pool {name}")
 
     def report(self, command: EndSession | MappingGone) -> bool:
@@ -306,3 +326,84 @@ def test_an_event_of_a_former_owner_of_a_number_harms_nobody(door: Door, raw: so
         door.members.handle(fd, 0.0)
     assert door.log.reports == []
     assert door.ask(raw, MapPool("default")) == POOL
+
+
+# -- sessions of several processes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowd(door: Door):
+    sockets = []
+
+    def connect() -> socket.socket:
+        sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        sockets[-1].connect(str(door.endpoint.attach_path))
+        return sockets[-1]
+
+    yield connect
+    for each in sockets:
+        each.close()
+
+
+def test_further_processes_join_with_the_sessions_token(door: Door, raw: socket.socket, crowd) -> None:
+    assert isinstance(door.ask(raw, Hello(1, "first")), Welcome)
+    session = door.log.session
+    for join, code in (
+        (Join(9, session, TOKEN, 1), "version_mismatch"),
+        (Join(1, session + 1, TOKEN, 1), "session_lost"),
+        (Join(1, session, b"x" * 16, 1), "session_lost"),
+        (Join(1, session, TOKEN, 0), "bad_request"),
+    ):
+        refused = door.ask(crowd(), join)
+        assert isinstance(refused, Failure) and refused.code == code
+    second, third = crowd(), crowd()
+    assert isinstance(door.ask(second, Join(1, session, TOKEN, 1)), Welcome)
+    taken = door.ask(third, Join(1, session, TOKEN, 1))
+    assert isinstance(taken, Failure) and taken.code == "bad_request"
+    assert isinstance(door.ask(third, Join(1, session, TOKEN, 2)), Welcome)
+    again = door.ask(third, Join(1, session, TOKEN, 3))
+    assert isinstance(again, Failure) and "already" in again.message
+    assert door.ask(second, MapPool("default")) == door.ask(third, MapPool("default")) == POOL
+    assert door.log.mapped_by == [1, 2]
+    assert len(door.members) == 1
+
+
+@pytest.mark.parametrize("ends", [0, 1, 2])
+def test_the_end_of_one_connection_ends_the_session_and_all_are_told(door: Door, crowd, ends: int) -> None:
+    ranks = [crowd() for _ in range(3)]
+    door.ask(ranks[0], Hello(1, "first"))
+    for rank in (1, 2):
+        door.ask(ranks[rank], Join(1, door.log.session, TOKEN, rank))
+    ranks.pop(ends).close()
+    assert kinds(until(door, 1)) == [("EndSession", True)]
+    for each in ranks:
+        assert each.recv(10) == b"", "the daemon has hung up"
+        each.close()
+    door.settle()
+    assert kinds(door.log.reports) == [("EndSession", True)], "this process lives, and has the memory"
+    assert len(door.members) == 1
+
+
+def test_the_memory_stays_out_of_use_while_one_process_lives(door: Door, crowd) -> None:
+    """Rank 0 is a process of its own; rank 1 is this one, which lives on."""
+    process = worker(door)
+    second = crowd()
+    door.ask(second, Join(1, door.log.session, TOKEN, 1))
+    finish(process)
+    assert kinds(until(door, 1)) == [("EndSession", True)]
+    second.close()
+    door.settle()
+    assert kinds(door.log.reports) == [("EndSession", True)]
+
+
+def test_after_a_bye_the_others_are_waited_for_and_rank_0_is_not(door: Door, raw: socket.socket) -> None:
+    """Rank 1 is a process of its own, rank 0 this one."""
+    assert isinstance(door.ask(raw, Hello(1, "first")), Welcome)
+    command = [sys.executable, "-c", JOINER, str(door.endpoint.path), str(door.log.session)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    while len(door.log.joined) < 1:
+        door.serve()
+    door.members.ended(door.log.session, mapped=True, bye=True)
+    finish(process)
+    assert kinds(until(door, 1)) == [("MappingGone", None)]
+    assert len(door.members) == 0
