@@ -28,6 +28,7 @@ lint: setup
 
 fuzz: setup
 	$(BIN)/python -m fuzz smoke
+	RADIXKV_KILLS=150 $(BIN)/python -m pytest -q -o faulthandler_timeout=900 tests/contract/test_resume.py -k again_and_again
 
 bench: setup
 	$(BIN)/python -m bench

@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 
 import radixkv
+from radixkv.commands import Shutdown
 from radixkv.errors import RadixKVError
+from radixkv.ipc.endpoint import resolve
+from radixkv.ipc.question import ask
 
 KILLS = int(os.environ.get("RADIXKV_KILLS", "15"))
 """How many times in a row the daemon is killed; `make fuzz` sets more."""
@@ -165,9 +168,12 @@ def test_calls_of_many_threads_in_flight(daemon: Any, client: Any, pool: Any, ns
     threads = [threading.Thread(target=work, args=(me,)) for me in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(3):
+    for in_good_order in (False, True, False):
         before = list(rounds)
-        daemon.kill_daemon()
+        if in_good_order:
+            ask(resolve(daemon.endpoint), Shutdown(), 10.0)
+        else:
+            daemon.kill_daemon()
         daemon.wait_ready()
         end = time.monotonic() + 20
         while any(now <= then for now, then in zip(rounds, before, strict=True)) and not trouble:
