@@ -81,16 +81,19 @@ def available_bytes() -> int:
 
 
 def map_shared(fd: int, size: int) -> mmap.mmap:
-    """Map an arena for reading and writing. A forked child does not inherit the mapping."""
-    memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    memory.madvise(mmap.MADV_DONTFORK)
-    return memory
+    """Map an arena for reading and writing. A forked child does not inherit the mapping, a core dump leaves it out."""
+    return _for_us_alone(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
 
 
 def map_readonly(fd: int, size: int) -> mmap.mmap:
-    """Map a descriptor table for reading. A forked child does not inherit the mapping."""
-    memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+    """Map a descriptor table for reading. A forked child does not inherit the mapping, a core dump leaves it out."""
+    return _for_us_alone(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ))
+
+
+def _for_us_alone(memory: mmap.mmap) -> mmap.mmap:
+    """A worker that crashes holds all that it has until its core is written: an arena in it would take minutes."""
     memory.madvise(mmap.MADV_DONTFORK)
+    memory.madvise(mmap.MADV_DONTDUMP)
     return memory
 
 

@@ -6,8 +6,10 @@ import fcntl
 import mmap
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from radixkv.device import arena
@@ -61,6 +63,15 @@ def test_a_forked_child_has_no_mapping(fd: int) -> None:
     assert _is_mapped(start)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     memory.close()
+
+
+@pytest.mark.parametrize("how", [arena.map_shared, arena.map_readonly])
+def test_a_core_dump_leaves_the_memory_out(fd: int, how: Callable[[int, int], mmap.mmap]) -> None:
+    memory = how(fd, SIZE)
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    _, smaps = Path("/proc/self/smaps").read_text().split(f"\n{start:x}-", 1)
+    flags = smaps[smaps.index("VmFlags:") :].splitlines()[0].split()
+    assert {"dd", "dc", "sh"} <= set(flags), "left out of a dump, not copied by fork, shared"
 
 
 def _address(memory: mmap.mmap) -> int:
