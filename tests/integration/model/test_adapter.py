@@ -500,6 +500,8 @@ def test_a_daemon_that_comes_back_is_not_noticed(llama: Any, daemon_factory: Any
         with paged.open(tokens, 24) as sequence:
             table = sequence.page_table
             for place, token in enumerate(expected):
+                if place == 6:
+                    daemon.wait_ready()
                 if place in (5, 6, 15):
                     daemon.kill_daemon()
                 assert int(sequence.logits().argmax()) == token
