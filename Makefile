@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint fuzz bench bench-peers kernels-report
+.PHONY: setup demo test lint fuzz bench bench-peers kernels-report test-triton
 
 setup: $(STAMP)
 
@@ -28,6 +28,7 @@ lint: setup
 
 fuzz: setup
 	$(BIN)/python -m fuzz smoke
+	$(BIN)/python -m fuzz.kernels
 	RADIXKV_KILLS=150 $(BIN)/python -m pytest -q -o faulthandler_timeout=900 tests/contract/test_resume.py -k again_and_again
 
 bench: setup
@@ -38,3 +39,11 @@ bench-peers: setup
 
 kernels-report: setup
 	$(BIN)/python -m bench.kernels_report --write
+
+# The Triton kernels, interpreted, under another Triton than the one that torch asks for: make test-triton TRITON=3.6.0
+TRITON ?= 3.9.0
+OTHER_TRITON = .venv/triton-$(TRITON)
+
+test-triton: setup
+	test -d $(OTHER_TRITON) || $(BIN)/python -m pip install --quiet --no-deps --target $(OTHER_TRITON) triton==$(TRITON)
+	PYTHONPATH=$(OTHER_TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider tests/unit/kernels/interpreted

@@ -139,6 +139,18 @@ class Terms(TypedDict, total=False):
     tree_mask: Tensor
 
 
+def random_case(shape: Shape, device: str) -> Case:
+    """Rows of one length whose pages lie in random order, made on the device: drawing on the host takes minutes."""
+    batch, used = len(shape.lengths), -(-shape.lengths[0] // shape.page_size)
+    arena = empty_arena(shape.layout, batch * used, 0.0, device)
+    arena.normal_()
+    table = torch.randperm(batch * used, device=device).int().view(batch, used)
+    queries = () if shape.queries is None else (shape.queries,)
+    q = torch.randn(batch, *queries, shape.query_heads, shape.head_dim, device=device).to(shape.dtype)
+    lengths = torch.tensor(list(shape.lengths), dtype=torch.int32, device=device)
+    return Case(arena, q, table, lengths, [], [])
+
+
 def naive_attention(case: Case, **terms: Unpack[Terms]) -> tuple[Tensor, Tensor]:
     """(out, lse) in float64 by the definition, query by query from the dense keys and values."""
     heads, dim = case.q.shape[-2:]

@@ -47,15 +47,16 @@ class Problem:
         )  # fmt: skip
         return cls(seed, kind, shape, _terms(rng, kind, shape), rng.choice((0, 5, 33)))
 
-    @property
-    def case(self) -> Case:
-        return make_case(self.shape, self.seed)
+    def case(self, device: str = "cpu") -> Case:
+        return make_case(self.shape, self.seed, device=device)
 
     def wanted(self) -> tuple[Tensor, Tensor]:
-        return naive_attention(self.case, **self.terms)
+        return naive_attention(self.case(), **self.terms)
 
-    def got(self, impl: Impl) -> tuple[Tensor, Tensor]:
-        case, terms = self.case, self.terms
+    def got(self, impl: Impl, device: str = "cpu") -> tuple[Tensor, Tensor]:
+        case = self.case(device)
+        terms: Terms = {name: value.to(device) if isinstance(value, Tensor) else value  # type: ignore[assignment]
+                        for name, value in self.terms.items()}  # fmt: skip
         if impl == "triton" and self.items:
             return sliced(case, self.items, self._prefixes(case), **terms)
         if case.starts is not None:

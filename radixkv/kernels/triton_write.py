@@ -1,5 +1,6 @@
 """Writing pages in Triton: ``append`` new tokens, ``copy_rows`` between pages, ``gather_pages`` and ``scatter_pages``.
 
+Masks are comparisons of blocks alone: of a scalar truth and a block the interpreter makes no mask that it accepts.
 Elements are moved as they are; only what a rotary embedding turns is computed, in float32, and rounded once.
 """
 
@@ -59,11 +60,12 @@ def append_tokens(
     block = tl.program_id(1)
     kv_blocks: tl.constexpr = (KV_HEADS * HEAD_DIM + BLOCK - 1) // BLOCK
     angle_row = token * 0
-    known = token >= 0
+    unknown_dims = 0
     if cos is not None:
         position = tl.load(positions + token)
         known = (position >= 0) & (position < angles)
         angle_row = tl.where(known, position, 0) * REACH
+        unknown_dims = tl.where(known, 0, 2 * REACH)
     if block < kv_blocks:
         slot = tl.load(slots + token)
         inside = (slot >= 0) & (slot < pages.to(tl.int64) * PAGE_SIZE)
@@ -72,11 +74,11 @@ def append_tokens(
         element = block * BLOCK + tl.arange(0, BLOCK)
         head = (element // HEAD_DIM).to(tl.int64)
         dim = element % HEAD_DIM
-        ok = (element < KV_HEADS * HEAD_DIM) & inside
+        ok = element < tl.where(inside, KV_HEADS * HEAD_DIM, 0)
         at = token * k_row + head * k_row_head + dim
         if cos is not None:
             key = rotate(k, at, dim, ok, cos, sin, angle_row, REACH, INTERLEAVED)
-            key = tl.where(known | (dim >= 2 * REACH), key.to(tl.float32), float("nan")).to(key.dtype)
+            key = tl.where(dim < unknown_dims, float("nan"), key.to(tl.float32)).to(key.dtype)
         else:
             key = tl.load(k + at, mask=ok)
         tl.store(k_pages + page * k_page + in_page * k_token + head * k_head + dim, key, mask=ok)
@@ -88,7 +90,7 @@ def append_tokens(
         ok = element < HEADS * HEAD_DIM
         at = token * q_row + (element // HEAD_DIM).to(tl.int64) * q_row_head + dim
         query = rotate(q, at, dim, ok, cos, sin, angle_row, REACH, INTERLEAVED)
-        query = tl.where(known | (dim >= 2 * REACH), query.to(tl.float32), float("nan")).to(query.dtype)
+        query = tl.where(dim < unknown_dims, float("nan"), query.to(tl.float32)).to(query.dtype)
         tl.store(q_out + token * (HEADS * HEAD_DIM) + element, query, mask=ok)
 
 
@@ -113,7 +115,7 @@ def copy_page_rows(
         target = tl.load(rows + entry * 3 + 1)
         count = tl.load(rows + entry * 3 + 2)
         legal = (source >= 0) & (source < pages) & (target >= 0) & (target < pages) & (count <= PAGE_SIZE)
-        ok = (token < count) & legal
+        ok = token < tl.where(legal, count, 0)
         moved = tl.load(base + source.to(tl.int64) * page_stride + place, mask=ok)
         tl.store(base + target.to(tl.int64) * page_stride + place, moved, mask=ok)
         tl.debug_barrier()  # the next entry may read what another thread of this program has just written
@@ -134,7 +136,7 @@ def move_pages(
     dim = element % HEAD_DIM
     head = element // HEAD_DIM % KV_HEADS
     token = element // (HEAD_DIM * KV_HEADS)
-    ok = (token < PAGE_SIZE) & (page >= 0) & (page < pages)
+    ok = token < tl.where((page >= 0) & (page < pages), PAGE_SIZE, 0)
     base = arena + page.to(tl.int64) * page_stride + outer * outer_stride + inner * inner_stride
     at = base + token.to(tl.int64) * token_stride + head.to(tl.int64) * head_stride + dim
     place = (entry * tl.num_programs(1) + tl.program_id(1)) * (PAGE_SIZE * KV_HEADS * HEAD_DIM) + element

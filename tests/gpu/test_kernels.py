@@ -1,9 +1,9 @@
-"""The Triton kernels on a CUDA device: the checks of ``bench.gpu``, which also runs by itself and times them."""
+"""The Triton kernels on a CUDA device: the checks of ``bench.gpu``, which runs by itself, too, and times attention."""
 
 import pytest
 import torch
 
-from bench.gpu import CHECKS, Check
+from bench.gpu_checks import CHECKS, Check
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -6,6 +6,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bench import kernel_problems
 from bench.kernel_cases import (
     INF,
     NAN,
@@ -20,6 +21,7 @@ from bench.kernel_cases import (
 )
 from bench.kernel_problems import Problem
 from bench.traffic import counted
+from fuzz import kernels
 from radixkv.kernels import append, decode_attention, group_prefixes, prefill_attention
 
 QUICK = settings(deadline=None, derandomize=True, max_examples=20, database=None)
@@ -167,11 +169,11 @@ def test_a_shared_page_is_read_once_for_its_group(rows: int, dtype: torch.dtype,
     with counted(case.arena) as grouped:
         got = sliced(case, items, prefixes)
     assert_near(got, naive_attention(case), dtype)
-    assert grouped.read_bytes == distinct_bytes(case, 16)
+    assert grouped.pages_read == distinct_bytes(case, 16)
     if rows == 8:
         with counted(case.arena) as flat:
             sliced(case, 0)
-        assert flat.read_bytes == int(case.lengths.sum()) * token_bytes(case) > 3 * grouped.read_bytes
+        assert flat.pages_read == int(case.lengths.sum()) * token_bytes(case) > 3 * grouped.pages_read
 
 
 def test_every_row_alike() -> None:
@@ -181,7 +183,7 @@ def test_every_row_alike() -> None:
     with counted(case.arena) as traffic:
         got = decode_attention(*case.arguments, prefixes=prefixes, return_lse=True, impl="triton")
     assert_near(got, naive_attention(case), torch.float32)
-    assert traffic.read_bytes == distinct_bytes(case, 16)
+    assert traffic.pages_read == distinct_bytes(case, 16)
 
 
 def test_groups_with_a_tree_a_window_and_sinks() -> None:
@@ -244,3 +246,23 @@ def test_offsets_are_64_bit() -> None:
     assert prefixes.shared_spans == 1
     got = decode_attention(*two, prefixes=prefixes, impl="triton")
     torch.testing.assert_close(got, decode_attention(*two), atol=3e-3, rtol=3e-3)
+
+
+# -- the fuzzer ---------------------------------------------------------------------------------------------------
+
+
+def test_the_fuzzer_names_the_seed_of_what_it_finds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = next(seed for seed in range(100) if sum(Problem.of(seed).shape.new_tokens or ()))
+    assert kernels.main(["--seed", str(seed), "--count", "1"]) == 0
+    assert "prefill 1" in capsys.readouterr().out
+    wrong = prefill_attention
+
+    def spoilt(*arguments: Tensor, **options: object) -> tuple[Tensor, Tensor]:
+        out, lse = wrong(*arguments, **options)
+        return out + 0.1, lse
+
+    monkeypatch.setattr(kernel_problems, "prefill_attention", spoilt)
+    assert kernels.main(["--seed", str(seed), "--count", "1"]) == 1
+    assert f"again: python -m fuzz.kernels --seed {seed} --count 1" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""Attention timed on a CUDA device: against torch's over dense keys and values, and against a copy on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from bench.kernel_cases import Case, Shape, random_case
+from bench.rows import Row, row, single
+from bench.stopwatch import Summary, summarize
+from radixkv.kernels import append, decode_attention, gather_pages, group_prefixes, prefill_attention
+
+LAUNCHES = 50
+BRAIN = torch.bfloat16
+TIMED = {
+    "smollm2_b1_2k": Shape([2048], 9, 3, 64, 16, torch.float32),
+    "mha_b16_4k": Shape([4096] * 16, 32, 32, 128, 16, torch.float16),
+    "gqa_b1_32k": Shape([32_768], 32, 8, 128, 16, BRAIN),
+    "gqa_b64_4k": Shape([4096] * 64, 32, 8, 128, 16, BRAIN),
+    "gqa_b64_4k_s32": Shape([4096] * 64, 32, 8, 128, 32, BRAIN),
+    "gqa_b64_4k_q4": Shape([4096] * 64, 32, 8, 128, 16, BRAIN, queries=4),
+    "mqa_b64_2k": Shape([2048] * 64, 32, 1, 128, 16, BRAIN),
+}
+BARRED, SHARE_OF_COPY = "gqa_b64_4k", 0.85
+"""Decode attention of this one is to reach this share of a copy's bandwidth."""
+SHARED = Shape([4096 + 256] * 64, 32, 8, 128, 16, BRAIN)
+"""64 rows, 4,096 tokens of which they have in common."""
+UNEVEN = Shape([131_072], 32, 8, 128, 16, BRAIN)
+"""One long row, beside which 63 of 512 tokens are decoded."""
+
+
+def timings(device: str, copy_bytes: int = 2**30) -> Iterator[Row]:
+    copied = _copy(device, copy_bytes)
+    gbps = 2 * copy_bytes / copied.p50 / 1e3
+    yield single("gpu.copy_gbps", "GB/s", gbps)
+    for name, shape in TIMED.items():
+        case = random_case(shape, device)
+        mine = _time(partial(decode_attention, *case.arguments, impl="triton"))
+        moved = 2 * len(shape.lengths) * shape.lengths[0] * case.pages.keys[0, 0].numel() * case.arena.itemsize
+        beside = _dense(case, shape) if shape.queries is None else 0.0
+        yield row(f"gpu.decode_{name}_us", "us", mine, reference=beside)
+        yield single(f"gpu.decode_{name}_gbps", "GB/s", moved / mine.p50 / 1e3, reference=gbps)
+        if name == BARRED:
+            slower = gbps / (moved / mine.p50 / 1e3)
+            yield single(f"gpu.decode_{name}_of_copy", "x", slower, bar=1 / SHARE_OF_COPY)
+        del case
+    yield from _shared_prefix(device)
+    yield from _uneven(device)
+    yield from _others(device)
+
+
+def _dense(case: Case, shape: Shape) -> float:
+    """Microseconds that torch's attention takes over the same keys and values, one after the other in memory."""
+    batch, length = len(shape.lengths), shape.lengths[0]
+    keys, values = (
+        pages.index_select(0, case.page_table.flatten()).view(batch, length, shape.kv_heads, shape.head_dim)
+        .transpose(1, 2).contiguous() for pages in case.pages
+    )  # fmt: skip
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return _time(partial(attention, case.q[:, :, None], keys, values, enable_gqa=True)).p50
+
+
+def _shared_prefix(device: str, shape: Shape = SHARED, common: int = 256) -> Iterator[Row]:
+    """``common`` pages of all rows are those of the first; beside it the flat kernel on the same table."""
+    case = random_case(shape, device)
+    case.page_table[:, :common] = case.page_table[0, :common]
+    prefixes = group_prefixes(case.page_table, case.lengths, shape.page_size)
+    flat = _time(partial(decode_attention, *case.arguments, impl="triton"))
+    grouped = _time(partial(decode_attention, *case.arguments, prefixes=prefixes, impl="triton"))
+    yield row("gpu.decode_shared_prefix_us", "us", grouped, reference=flat.p50)
+
+
+def _uneven(device: str, shape: Shape = UNEVEN, short: int = 512, rows: int = 64) -> Iterator[Row]:
+    """A long row by itself, and with short rows beside it: that should cost little more."""
+    one = random_case(shape, device)
+    alone = _time(partial(decode_attention, *one.arguments, impl="triton"))
+    q = one.q.repeat(rows, 1, 1)
+    table, lengths = one.page_table.repeat(rows, 1), one.lengths.repeat(rows)
+    lengths[1:] = short
+    together = _time(partial(decode_attention, q, *one.pages, table, lengths, impl="triton"))
+    yield row("gpu.decode_uneven_us", "us", together, reference=alone.p50)
+
+
+def _others(device: str, tokens: int = 4096) -> Iterator[Row]:
+    """A prefill of as many tokens as are cached, an append of them, and 256 pages to a staging buffer."""
+    case = random_case(Shape([2 * tokens], 32, 8, 128, 16, BRAIN), device)
+    q = torch.randn(tokens, 32, 128, device=device).to(BRAIN)
+    starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    arguments = (*case.pages, case.page_table, case.lengths, starts)
+    yield row("gpu.prefill_4k_over_4k_us", "us", _time(partial(prefill_attention, q, *arguments, impl="triton")))
+    k = torch.randn(tokens, 8, 128, device=device).to(BRAIN)
+    slots = torch.arange(tokens, device=device)
+    yield row("gpu.append_4k_us", "us", _time(partial(append, k, k, *case.pages, slots, impl="triton")))
+    ids = case.page_table[0, :256].contiguous()
+    staging = torch.empty((len(ids), *case.arena.shape[1:]), dtype=BRAIN, device=device)
+    moved = 2 * staging.numel() * staging.itemsize
+    gathered = _time(partial(gather_pages, case.arena, ids, staging, impl="triton"))
+    yield single("gpu.gather_256_pages_gbps", "GB/s", moved / gathered.p50 / 1e3)
+
+
+def _copy(device: str, size: int) -> Summary:
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    return _time(partial(torch.empty_like(source).copy_, source))
+
+
+def _time(launch: Callable[[], object]) -> Summary:
+    """Microseconds of one call on the device, the L2 cache washed before each."""
+    wash = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    for _ in range(5):
+        launch()
+    event = partial(torch.cuda.Event, enable_timing=True)
+    events = [(event(), event()) for _ in range(LAUNCHES)]
+    for begin, end in events:
+        wash.zero_()
+        begin.record()
+        launch()
+        end.record()
+    torch.cuda.synchronize()
+    return summarize(begin.elapsed_time(end) * 1e3 for begin, end in events)
