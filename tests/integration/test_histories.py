@@ -28,7 +28,7 @@ from tests.integration.toy_worker import KINDS, TIMEOUT_S, Answer, Order, Tally,
 
 SEEDS = [int(seed) for seed in os.environ.get("RADIXKV_HISTORY_SEEDS", "1").split(",")]
 WORKERS = 4
-PAGES = 120
+PAGES = 88
 HOT_TOKENS = 48
 """Of the document that is always held: 12 pages."""
 
@@ -37,15 +37,20 @@ class Fault(NamedTuple):
     daemon: str = ""
     """"killed", "killed twice" (the next one as soon as it is ready), "killed early" (the next one while it starts)."""
     worker: signal.Signals | None = None
+    long: bool = False
+    """When the stopped worker goes on, all pages that can be evicted have been, and are others'. Unless its daemon was
+    killed, its session is revoked by then."""
 
 
 FAULTS = {
-    Fault("killed"): 16,
+    Fault("killed"): 13,
     Fault("killed twice"): 3,
     Fault("killed early"): 3,
     Fault("killed", signal.SIGKILL): 6,
     Fault(worker=signal.SIGKILL): 18,
-    Fault(worker=signal.SIGSTOP): 10,
+    Fault(worker=signal.SIGSTOP): 7,
+    Fault(worker=signal.SIGSTOP, long=True): 3,
+    Fault("killed", signal.SIGSTOP, long=True): 3,
 }
 """How often each comes, in random order."""
 START_S = 0.6
@@ -55,6 +60,7 @@ STOPPED_FOR_FAULTS = 6
 """A stopped worker goes on after 1 to 6 more faults; its lease is over by then, or is not."""
 SILENCE_S = 90.0
 RETURN_S = 20.0
+LOG_SHOWN = 4000
 
 
 @dataclass
@@ -79,6 +85,7 @@ class History:
     """Of orders; faults have another one, so that the schedule does not depend on who is done first."""
     dice: random.Random
     daemon: Any
+    client: radixkv.Client
     context: Any
     documents: list[list[int]]
     workers: list[Worker] = field(default_factory=list)
@@ -174,7 +181,7 @@ class History:
             time.sleep(self.dice.uniform(0.0, START_S))  # a random moment of its start; nobody waits for anything
             self.kill_daemon(self.next_daemon())
         running = [worker for worker in self.workers if not worker.stopped_until]
-        victim = self.dice.choice(running)
+        victim = self.dice.choice([worker for worker in running if not (fault.long and worker.hot)] or running)
         if fault.worker == signal.SIGKILL:
             self.kill(victim)
         elif fault.worker == signal.SIGSTOP and len(running) > 1:
@@ -182,9 +189,34 @@ class History:
             victim.stopped_until = self.faults + 1 + self.dice.randrange(1, STOPPED_FOR_FAULTS + 1)
             self.seen["stops"] += 1
         self.faults += 1
+        if fault.long:
+            if not fault.daemon:
+                self.revoke()
+            self.evict()
+            self.go_on(victim)
         for worker in self.workers:
             if worker.stopped_until and worker.stopped_until <= self.faults:
                 self.go_on(worker)
+
+    def revoke(self) -> None:
+        """Ask for all pages there are until the stopped worker has to give way."""
+        before, pool = self.count("revoked_sessions"), self.client.pool()
+        while self.count("revoked_sessions") == before:
+            try:
+                pool.reserve([], headroom_tokens=(PAGES * pool.page_size - HOT_TOKENS), timeout=0.2).free()
+                break  # it held nothing
+            except radixkv.OutOfPages:
+                continue
+        self.seen["revoked"] += self.count("revoked_sessions") - before
+
+    def evict(self) -> None:
+        """Work until every page that nobody holds has been given to somebody else."""
+        enough = self.count("evicted_pages") + PAGES
+        while self.count("evicted_pages") < enough:
+            self.work(1)
+
+    def count(self, what: str) -> int:
+        return int(self.client.stats().counters[what])
 
     def kill_daemon(self, pid: int) -> None:
         """Returns when it is dead."""
@@ -242,7 +274,7 @@ class History:
 
     def end(self) -> None:
         """Whatever happened before. What is printed is shown when something failed."""
-        print(f"after {self.faults} faults: {dict(self.seen)}")
+        print(f"after {self.faults} faults: {dict(self.seen)}\n{self.daemon.stderr()[-LOG_SHOWN:]}")
         for worker in self.workers:
             worker.process.kill()
             worker.process.join(RETURN_S)
@@ -260,51 +292,53 @@ def forks() -> Any:
 def history(request: Any, daemon_factory: Any, forks: Any) -> Iterator[History]:
     rng, dice = random.Random(f"orders/{request.param}"), random.Random(f"faults/{request.param}")
     daemon = daemon_factory(
-        supervised=True, pools=[{**SPEC, "pages": PAGES}], lease_s=2.0, heartbeat_s=0.2, resume_timeout_s=1.0
+        supervised=True, pools=[{**SPEC, "pages": PAGES}], lease_s=1.5, heartbeat_s=0.1, resume_timeout_s=1.0
     )
     lengths = [HOT_TOKENS] + [rng.randrange(20, 61) for _ in range(9)]
     documents = [[rng.randrange(VOCABULARY) for _ in range(length)] for length in lengths]
-    made = History(rng, dice, daemon, forks, documents)
-    yield made
-    made.end()
+    with radixkv.connect(daemon.endpoint, timeout=TIMEOUT_S) as client:
+        made = History(rng, dice, daemon, client, forks, documents)
+        yield made
+        made.end()
 
 
 def test_every_output_is_that_of_an_undisturbed_run(history: History) -> None:
-    daemon, dice = history.daemon, history.dice
-    with radixkv.connect(daemon.endpoint, timeout=TIMEOUT_S) as client:
-        holder = Answer(client.pool(), history.documents[0], Tally())
-        holder.publish()
-        daemon.kill_daemon()
-        daemon.wait_ready()
-        assert holder.seq.valid() and client.stats().sessions == 1
-        before = open_files(daemon.keeper_pid), open_files(daemon.pid)
+    daemon, client, dice = history.daemon, history.client, history.dice
+    holder = Answer(client.pool(), history.documents[0], Tally())
+    holder.publish()
+    daemon.kill_daemon()
+    daemon.wait_ready()
+    assert holder.seq.valid() and client.stats().sessions == 1
+    before = open_files(daemon.keeper_pid), open_files(daemon.pid)
 
-        for _ in range(WORKERS):
-            history.hire(*history.order())
-        schedule = [fault for fault, times in FAULTS.items() for _ in range(times)]
-        dice.shuffle(schedule)
-        history.work(20)
-        for fault in schedule:
-            history.fault(fault)
-            history.work(dice.randrange(1, 16))
-        history.finish()
+    for _ in range(WORKERS):
+        history.hire(*history.order())
+    schedule = [fault for fault, times in FAULTS.items() for _ in range(times)]
+    dice.shuffle(schedule)
+    history.work(20)
+    for fault in schedule:
+        history.fault(fault)
+        history.work(dice.randrange(1, 16))
+    history.finish()
 
-        assert [number for number in range(len(schedule) + 1) if not history.hits[number]] == []
-        assert history.seen["daemon kills"] + history.seen["worker kills"] >= KILLS_MIN, history.seen
-        assert history.seen["resumed"] >= RESUMED_MIN, history.seen
-        wait_until(lambda: client.stats().sessions == 1, RETURN_S, "the end of all workers' sessions")
-        for document in history.documents:  # whatever is cached now is right
-            again = Answer(client.pool(), document, Tally())
-            again.decode(len(document) + 4, lambda _: None)
-            again.close()
-            history.compare(document, again.tokens)
-        assert holder.seq.valid()
-        holder.decode(HOT_TOKENS + 4, lambda _: None)
-        history.compare(history.documents[0], holder.tokens)
-        holder.close()
-        wait_until(lambda: client.stats().in_transit == 0, RETURN_S, "the end of all tickets")
-        wait_until(lambda: idle(client), RETURN_S, "the return of all pages")
-        assert (open_files(daemon.keeper_pid), open_files(daemon.pid)) == before
+    assert [number for number in range(len(schedule) + 1) if not history.hits[number]] == []
+    assert history.seen["daemon kills"] + history.seen["worker kills"] >= KILLS_MIN, history.seen
+    assert history.seen["resumed"] >= RESUMED_MIN, history.seen
+    assert history.seen["revoked"] >= 1, history.seen
+    wait_until(lambda: client.stats().sessions == 1, RETURN_S, "the end of all workers' sessions")
+    for document in history.documents:  # whatever is cached now is right
+        again = Answer(client.pool(), document, Tally())
+        again.decode(len(document) + 4, lambda _: None)
+        again.close()
+        history.compare(document, again.tokens)
+    assert holder.seq.valid()
+    holder.decode(HOT_TOKENS + 4, lambda _: None)
+    history.compare(history.documents[0], holder.tokens)
+    holder.close()
+    wait_until(lambda: client.stats().in_transit == 0, RETURN_S, "the end of all tickets")
+    wait_until(lambda: idle(client), RETURN_S, "the return of all pages")
+    assert (open_files(daemon.keeper_pid), open_files(daemon.pid)) == before
+    client.close()
     assert daemon.stop() == 0
     assert process_state(daemon.pid) == ""
     assert sorted(os.listdir(daemon.directory)) == ["stderr"]
