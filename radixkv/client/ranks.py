@@ -26,6 +26,7 @@ from radixkv.client import forks
 from radixkv.client.connection import HANGUP, Connection
 from radixkv.client.mapping import PoolMemory
 from radixkv.client.session import Session
+from radixkv.client.verbs import seconds
 from radixkv.client.wakeup import Wakeup
 from radixkv.commands import CopyRow, Welcome
 from radixkv.config import KVSpec, Layout
@@ -69,7 +70,7 @@ def attach(endpoint: str | os.PathLike[str] | None, group_token: Any, rank: Any,
         raise BadRequest(f"a group token is {_GROUP.size} bytes, as client.group_token gives it")
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise BadRequest("rank 0 is the client itself; the others are 1, 2, ...", rank=repr(rank))
-    return Member(_Tie(resolve(endpoint), group_token, rank, timeout))
+    return Member(_Tie(resolve(endpoint), group_token, rank, seconds("timeout", timeout)))
 
 
 class Member:

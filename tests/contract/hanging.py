@@ -11,7 +11,7 @@ from typing import Any
 import radixkv
 
 PROMPT = list(range(700, 710))
-"""Three pages of 4 tokens: one is committed, two stay private."""
+"""Three pages of 4 tokens: one is committed (or none), the others stay private."""
 
 
 def _step(seq: Any) -> None:
@@ -32,12 +32,12 @@ FIRST: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def live(endpoint: str, namespace: radixkv.Namespace, first: str, pipe: Connection) -> None:
+def live(endpoint: str, namespace: radixkv.Namespace, first: str, committed: int, pipe: Connection) -> None:
     """Say "holding", stop; once continued, say what the first call gave (or its error's code), and the others."""
     client = radixkv.connect(endpoint)
     pool = client.pool()
     seq = pool.reserve(PROMPT, namespace=namespace)
-    seq.commit(4)
+    seq.commit(committed)
     pipe.send("holding")
     os.kill(os.getpid(), signal.SIGSTOP)
     pipe.send(said(first, seq))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import radixkv
 from tests.contract.hanging import FIRST, PROMPT, live
 
 LEASE_S = 0.3
@@ -55,8 +56,8 @@ def hanging(daemon: Any, ns: Any, wait_until: Any) -> Iterator[Callable[[str], H
     context.set_forkserver_preload(["tests.contract.hanging", "radixkv.client.sync"])
     started: list[Hanging] = []
 
-    def start(first: str) -> Hanging:
-        worker = Hanging(context, daemon.endpoint, ns, first)
+    def start(first: str, committed: int = 4) -> Hanging:
+        worker = Hanging(context, daemon.endpoint, ns, first, committed)
         started.append(worker)
         wait_until(lambda: state_of(worker.process.pid) == "T", what="the worker's stop")
         return worker
@@ -104,3 +105,13 @@ def test_whatever_it_does_first_tells_it(
     assert counts()["quarantined"] == 2
     worker.pipe.send("end")
     wait_until(lambda: counts()["quarantined"] == 0, what="the return of its pages at its end")
+
+
+def test_its_pages_are_untouched_and_it_is_told_all_the_same(pool: Any, ns: Any, hanging: Any, counts: Any) -> None:
+    """All of them are private and out of use: what says that they are lost is the session's end."""
+    worker = hanging("valid", committed=0)
+    with pytest.raises(radixkv.OutOfPages):
+        pool.reserve([], namespace=ns, headroom_tokens=4 * (PAGES - 2), timeout=3 * LEASE_S)
+    assert counts()["quarantined"] == 3
+    assert worker.go_on() is False
+    assert set(worker.said()) == {False, "session_lost"}

@@ -214,6 +214,7 @@ def test_who_may_not_join(daemons: dict[int, Any], ranks: int, group: Any, wait_
         ("token", 1, radixkv.BadRequest),
         (wrong, 1, (radixkv.SessionLost, radixkv.BadRequest)),
         (bytes(24), 1, radixkv.SessionLost),
+        (one.token, True, radixkv.BadRequest),
     ):
         with pytest.raises(error):
             radixkv.attach(endpoint, token, rank)
