@@ -30,6 +30,7 @@ fuzz: setup
 	$(BIN)/python -m fuzz smoke
 	$(BIN)/python -m fuzz.kernels
 	RADIXKV_KILLS=150 $(BIN)/python -m pytest -q -o faulthandler_timeout=900 tests/contract/test_resume.py -k again_and_again
+	$(BIN)/python -m pytest -m long
 
 bench: setup
 	$(BIN)/python -m bench

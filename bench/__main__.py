@@ -11,7 +11,7 @@ import sys
 
 from bench.rows import Row, print_table
 
-MODULES = ("index", "ipc", "daemon", "deaths")
+MODULES = ("index", "ipc", "daemon", "deaths", "replay")
 
 
 def rows_of(module: str) -> list[Row]:

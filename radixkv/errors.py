@@ -44,13 +44,18 @@ class RadixKVError(Exception):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (from_code, (self.code, self.message, self.details))
+        return (_again, (type(self), self.message, self.details))
 
     def __str__(self) -> str:
         if not self.details:
             return self.message
         numbers = ", ".join(f"{key}={value}" for key, value in self.details.items())
         return f"{self.message} ({numbers})"
+
+
+def _again(kind: type[RadixKVError], message: str, details: dict[str, Detail]) -> RadixKVError:
+    """The same error in another process."""
+    return kind(message, **details)
 
 
 class OutOfPages(RadixKVError):

@@ -12,7 +12,7 @@ from bench.scale import BYTES_BAR
 
 FOLDER = Path(__file__).parents[2]
 PAGE = (FOLDER / "docs" / "performance.md").read_text(encoding="utf-8")
-NAME = re.compile(r'f?"((?:index|ipc|daemon|deaths)\.[\w{}]+)"')
+NAME = re.compile(r'f?"((?:index|ipc|daemon|deaths|replay)\.[\w{}]+)"')
 FILLED = {
     "{tokens}": [str(tokens) for tokens in LENGTHS],
     "{part}": list(BYTES_BAR),
@@ -24,7 +24,7 @@ FILLED = {
 def printed_names() -> list[str]:
     """The names of all rows, as the modules' source has them."""
     names = []
-    for module in ("index", "scale", "ipc", "daemon", "deaths"):
+    for module in ("index", "scale", "ipc", "daemon", "deaths", "replay"):
         for name in NAME.findall((FOLDER / "bench" / f"{module}.py").read_text(encoding="utf-8")):
             gap = re.search(r"{\w+}", name)
             names += [name.replace(gap[0], value) for value in FILLED[gap[0]]] if gap else [name]

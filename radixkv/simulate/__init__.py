@@ -1,0 +1,1 @@
+"""Request traces against the real engine: what is found in the cache, with how much memory and which policy."""
