@@ -40,4 +40,5 @@ def _pool(pool: Pool) -> dict[str, Any]:
         "namespaces": len(pool.namespaces),
         "page_size": pool.page_size,
         "page_bytes": pool.config.spec.page_bytes,
+        "policy": pool.config.policy,
     }

