@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -43,14 +44,14 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    Fault("killed"): 13,
+    Fault("killed"): 10,
     Fault("killed twice"): 3,
     Fault("killed early"): 3,
     Fault("killed", signal.SIGKILL): 6,
-    Fault(worker=signal.SIGKILL): 18,
+    Fault(worker=signal.SIGKILL): 20,
     Fault(worker=signal.SIGSTOP): 7,
-    Fault(worker=signal.SIGSTOP, long=True): 3,
-    Fault("killed", signal.SIGSTOP, long=True): 3,
+    Fault(worker=signal.SIGSTOP, long=True): 2,
+    Fault("killed", signal.SIGSTOP, long=True): 2,
 }
 """How often each comes, in random order."""
 START_S = 0.6
@@ -96,6 +97,8 @@ class History:
     """Per number of faults so far: orders given after that fault whose prompt was found cached."""
     killed: set[int] = field(default_factory=set)
     """Process ids of daemons."""
+    stop_next: bool = False
+    """The next order that can be is given to somebody who stops in the middle of it."""
 
     # -- work -----------------------------------------------------------------------------------------------------
 
@@ -138,10 +141,16 @@ class History:
             if kind in ("done", "handed"):
                 worker.order = None
                 if give_orders:
-                    worker.order, worker.hot = self.order()
-                    worker.since = self.faults
-                    worker.pipe.send(worker.order)
+                    self.give_order(worker)
         return len(ready)
+
+    def give_order(self, worker: Worker) -> None:
+        worker.order, worker.hot = self.order()
+        worker.since = self.faults
+        if self.stop_next and not worker.hot and worker.order.kind != "adopt":
+            worker.order.stops = True
+            self.stop_next = False
+        worker.pipe.send(worker.order)
 
     def note(self, worker: Worker, kind: str, what: list[Any]) -> None:
         self.seen[kind] += 1
@@ -171,6 +180,7 @@ class History:
 
     def fault(self, fault: Fault) -> None:
         self.await_start()
+        victim = self.stop_amid() if fault.long else self.dice.choice(self.running())
         if fault.daemon:
             self.kill_daemon(self.daemon.pid)
         if fault.daemon == "killed twice":
@@ -180,14 +190,12 @@ class History:
             wait_until(self.next_daemon, RETURN_S, "the next daemon's process")
             time.sleep(self.dice.uniform(0.0, START_S))  # a random moment of its start; nobody waits for anything
             self.kill_daemon(self.next_daemon())
-        running = [worker for worker in self.workers if not worker.stopped_until]
-        victim = self.dice.choice([worker for worker in running if not (fault.long and worker.hot)] or running)
         if fault.worker == signal.SIGKILL:
             self.kill(victim)
-        elif fault.worker == signal.SIGSTOP and len(running) > 1:
+        elif fault.worker == signal.SIGSTOP and not fault.long and len(self.running()) > 1:
             victim.send(signal.SIGSTOP)
             victim.stopped_until = self.faults + 1 + self.dice.randrange(1, STOPPED_FOR_FAULTS + 1)
-            self.seen["stops"] += 1
+        self.seen["stops"] += fault.worker == signal.SIGSTOP
         self.faults += 1
         if fault.long:
             if not fault.daemon:
@@ -197,6 +205,19 @@ class History:
         for worker in self.workers:
             if worker.stopped_until and worker.stopped_until <= self.faults:
                 self.go_on(worker)
+
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers if not worker.stopped_until]
+
+    def stop_amid(self) -> Worker:
+        """A worker that has stopped itself while it had pages and was about to use them."""
+        self.stop_next = True
+        while self.stop_next:
+            self.receive(give_orders=True)
+        (victim,) = [worker for worker in self.running() if worker.order.stops]
+        victim.stopped_until = sys.maxsize
+        wait_until(lambda: process_state(victim.process.pid) == "T", SILENCE_S, "the worker's stop")
+        return victim
 
     def revoke(self) -> None:
         """Ask for all pages there are until the stopped worker has to give way."""
@@ -247,6 +268,7 @@ class History:
 
     def go_on(self, worker: Worker) -> None:
         worker.send(signal.SIGCONT)
+        worker.order.stops = False
         worker.stopped_until = 0
 
     def await_start(self) -> None:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -45,12 +47,13 @@ class Tally:
 @dataclass
 class Order:
     """extra: for "fork" the first token of the second branch, for "reject" that of the rejected ones, for "adopt" the
-    ticket."""
+    ticket. stops: in the middle, by SIGSTOP; then it reads and writes without a word to the daemon first."""
 
     kind: str
     prompt: list[int]
     count: int
     extra: Any = 0
+    stops: bool = False
 
 
 class Answer:
@@ -158,6 +161,11 @@ def carry_out(pool: Any, order: Order, report: Report) -> None:
     given = list(order.prompt)
     branches = [(given, answer, goal)]
     answer.decode(goal - order.count // 2, report)
+    if order.stops:
+        answer.attempt(answer.publish)
+        answer.decode(len(answer.tokens) + 1, report)  # its row is yet to be written
+        os.kill(os.getpid(), signal.SIGSTOP)
+        answer.decode(len(answer.tokens) + 1, report)
     match order.kind:
         case "reject":
             answer.attempt(lambda: answer.reject([order.extra, order.extra + 1, order.extra + 2]))
