@@ -247,7 +247,7 @@ def test_the_former_daemons_replies_mean_nothing_even_to_repeats(kept: Any, good
     kept.come_back()
     kept.seen.clear()
     kept.core.receive(first.id, good(first), kept.session)
-    assert (seq.length, seq.page_table.tolist()) == (4, [0])
+    assert (seq.length, seq.page_table.tolist(), seq.unsettled) == (4, [0], [])
     kept.run(verbs.commit(kept.core, seq, 4, None))
     assert kept.bodies == [Step(commit=[Commit(seq.id, 4)])]
 
@@ -630,6 +630,21 @@ def test_a_fenced_free_in_flight(kept: Any, good: Any, new_event: Any) -> None:
     kept.seen.clear()
     kept.run(verbs.flush(kept.core, kept.pool, None))
     assert kept.bodies == [Step(free=[Free(other.id)])]
+
+
+def test_frees_in_flight_that_nobody_waits_for_are_sent_again(kept: Any) -> None:
+    """Of a sequence that is still there, given up by a step that failed: it is claimed, so it has to be freed."""
+    seq = kept.sequence()
+    seq.closed = True
+    kept.core.outbox.drop(kept.session, seq.id)
+    outgoing = flying(kept)
+    assert [out.request.body for out in outgoing] == [Step(free=[Free(seq.id)])]
+    kept.die()
+    kept.come_back()
+    kept.core.abandon(outgoing, kept.session, Unavailable("ended"))
+    assert list(claims_of(kept)) == [seq.id]
+    kept.ship()
+    assert kept.bodies == [Step(free=[Free(seq.id)])]
 
 
 def test_a_waiter_for_what_was_in_flight_goes_on(kept: Any, new_event: Any) -> None:
