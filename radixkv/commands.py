@@ -424,7 +424,7 @@ AttachReply = Welcome | PoolMap | Failure
 
 
 class Assign(Struct, frozen=True):
-    """Pages leave the free list: generation + 1, private, owned."""
+    """Pages leave the free list, or the tree and its order of eviction at once: generation + 1, private, owned."""
 
     pool: str
     pages: bytes

@@ -49,7 +49,7 @@ class TableMirror:
         """Store one write. Raises Mismatch if a page cannot go from where it is to what the write says."""
         match write:
             case commands.Assign():
-                for record in self._move(write.pool, write.pages, (FREE,), PRIVATE):
+                for record in self._move(write.pool, write.pages, (FREE, CACHED), PRIVATE):
                     record.generation += 1
                     record.stamp = 0
                     record.owner, record.namespace, record.epoch = write.owner, write.namespace, write.epoch

@@ -154,7 +154,7 @@ class RecoveryPair(EnginePair):
                     scope = pages[parent][:2] if parent >= 0 else (records[page].namespace, records[page].epoch)
                     pages[page] = (*scope, (*above, *tokens))
                     parent = page
-            case commands.Retire():
+            case commands.Retire() | commands.Assign():  # an evicted page may be somebody's at once
                 for page in unpack_pages(write.pages):
                     cached[write.pool].pop(page, None)
 

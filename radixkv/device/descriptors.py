@@ -23,7 +23,7 @@
 All little-endian, words stored whole (a kill leaves the old or the new one). The daemon writes (``writer.py``), before
 the reply that tells of it leaves; workers map it read-only. A daemon that starts on an existing table may trust a
 record in CACHED or SHADOW whose check agrees; the state word comes last, so a record it was writing when it died is
-still in its former state.
+still in its former state: free, private, or a cached page being evicted, whose check agrees no longer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Writing descriptor tables: the daemon's side. One writer, stores in the order of the lines, state word last.
 
+A page that is evicted and somebody else's at once goes from CACHED to PRIVATE by one ``Assign``. The generation is stored
+first, the check after it, the state last: whoever finds it half written finds a cached page whose check does not agree,
+and drops it.
+
 A handful of pages is written record by record, many at once by numpy; both give the same bytes.
 """
 

@@ -101,7 +101,10 @@ class Pool:
         return pages
 
     def _evict_for(self, count: int) -> array[int]:
-        """Exactly ``count`` idle pages from the tree, in the policy's order, private from now on."""
+        """Exactly ``count`` idle pages from the tree, in the policy's order, private from now on.
+
+        The ``Assign`` that follows says all there is to say of them: see ``TableWriter``.
+        """
         gone = []
         while count > 0:
             ids = self._trim(self.order.victim(count), count)
@@ -110,7 +113,7 @@ class Pool:
         packed = b"".join(gone)
         pages = array("i", packed)
         self.pages.move(pages, CACHED, REUSE)
-        self._evicted(packed)
+        self._evicted(len(pages))
         return pages
 
     def _trim(self, leaf: Node, count: int) -> bytes:
@@ -122,10 +125,9 @@ class Pool:
             self.namespaces.emptied(parent)
         return pages
 
-    def _evicted(self, packed: bytes) -> None:
+    def _evicted(self, pages: int) -> None:
         self.gained = True  # who waits may have lost a prefix, and with it the hope to fit
-        self.counters["evicted_pages"] += len(packed) // PAGE_ID_BYTES
-        self.writes.append(Retire(self.name, packed))
+        self.counters["evicted_pages"] += pages
 
     def drop(self, pages: array[int], state: State, quarantine: list[int] | None) -> None:
         """One holder lets go of private or shadow pages; the last one sends them to the free list (or quarantine)."""
@@ -372,7 +374,8 @@ class Pool:
         if gone:
             packed = bytes(gone)
             self.pages.give(array("i", packed), CACHED, EVICT)
-            self._evicted(packed)
+            self._evicted(len(packed) // PAGE_ID_BYTES)
+            self.writes.append(Retire(self.name, packed))
 
 
 def namespace_record(pool: str, namespace: Namespace) -> NamespaceRecord:

@@ -116,6 +116,31 @@ def test_a_page_from_assign_to_retire(table, count: int) -> None:
     assert not np.delete(rows, pages, axis=0).any(), "all other pages are as they were"
 
 
+@pytest.mark.parametrize("count", [1, 8, 9, 60])
+def test_a_cached_page_that_is_being_assigned_is_not_sound_from_the_first_store_on(table, count: int) -> None:
+    """Wherever a kill cuts an ``Assign`` of evicted pages, none of them is taken for what it was, or for anything."""
+    writer, reader = table
+    pages = list(range(count))
+    writer.apply(Assign("default", packed(pages), 1, 2, 3))
+    writer.apply(published(pages))
+    writer.apply(Stamp("default", packed(pages), 7))
+    size, at = GEOMETRY.record_bytes, GEOMETRY.records_at
+    old = os.pread(writer.fd, count * size, at)
+    assert reader.image().sound[pages].all()
+    writer.apply(Assign("default", packed(pages), 9, 2, 4))
+    new = os.pread(writer.fd, count * size, at)
+    assert (reader.records["state"][pages] == PRIVATE).all() and reader.image().sound[pages].all()
+    words = [word for word in range(0, size, 8) if old[word : word + 8] != new[word : word + 8]]
+    assert words[0] == descriptors.GENERATION and words[-1] == descriptors.STATE
+    for stored in range(1, len(words)):
+        for page in pages:
+            record = bytearray(old[page * size : (page + 1) * size])
+            for word in words[:stored]:
+                record[word : word + 8] = new[page * size + word : page * size + word + 8]
+            os.pwrite(writer.fd, record, at + page * size)
+        assert (reader.records["state"][pages] == CACHED).all() and not reader.image().sound[pages].any()
+
+
 @pytest.mark.parametrize("count", [1, 8, 9, 40])
 def test_a_page_names_the_one_before_it_and_its_generation(table, count: int) -> None:
     writer, reader = table
