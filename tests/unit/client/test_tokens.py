@@ -6,7 +6,6 @@ from array import array
 
 import numpy as np
 import pytest
-import torch
 
 from radixkv.client.tokens import pack, unpack
 from radixkv.errors import BadRequest
@@ -28,7 +27,6 @@ IDS = [1, 0, 2**32 - 1]
         np.array(IDS, np.uint64),
         np.array(IDS, ">u4"),
         np.array([1, 9, 0, 9, 2**32 - 1, 9], np.uint32)[::2],
-        torch.tensor(IDS),
         PACKED,
         bytearray(PACKED),
         memoryview(PACKED),
@@ -73,8 +71,6 @@ def test_every_integer_type_packs(dtype: type) -> None:
         np.array([-1]),
         np.array([2**32]),
         np.array([2**32], np.uint64),
-        torch.tensor([[1]]),
-        torch.tensor([0.5]),
     ],
     ids=repr,
 )
