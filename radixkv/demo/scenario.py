@@ -151,7 +151,6 @@ class _Scenario:
         page_size = self._pool.page_size
         self._faults += verdict.restart_faults(held[0], after, answer, found.device_tokens, page_size)
         self._ask({"8": self._one})
-        self._faults += verdict.wait_faults(self._answers["8"])
 
     def compare(self) -> None:
         """Answer the finished questions again, grouped as before, but by Transformers alone."""
@@ -174,7 +173,7 @@ class _Scenario:
     def result(self, boot_ids: list[str], daemon_exit: int) -> report.Result:
         answers = list(self._answers.values())
         faults = [fault for answer in answers for fault in verdict.faults_of(answer, self._pool.page_size)]
-        faults += verdict.page_faults(self._counts) + self._faults
+        faults += verdict.page_faults(self._counts) + self._faults + verdict.wait_faults(answers[-1])
         faults += verdict.end_faults(self._counts[-1], daemon_exit) + verdict.boot_faults(boot_ids)
         return report.Result(answers, self._kills, self._counts, boot_ids, faults, time.monotonic() - self._began)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 BUSY_STATES = ("private", "shadow", "loading", "saving", "quarantined")
 """Page states that must be empty when nobody holds anything."""
-WAIT_MAX_S = 1.0
-"""The first question after the daemon's death has its first token within this time."""
+WAIT_MAX_S, WAIT_MAX_SHARE = 1.0, 0.1
+"""The first question after the daemon's death has its first token within this time. On a machine so busy that all takes
+longer: within this share of the time without the cache."""
 DAEMONS = 2
 
 
@@ -127,10 +128,10 @@ def restart_faults(before: PageCount, after: PageCount, answer: Answer, found_to
 
 
 def wait_faults(answer: Answer) -> list[str]:
-    ttft_s = answer.done["ttft_s"]
-    if ttft_s < WAIT_MAX_S:
+    ttft_s, most_s = answer.done["ttft_s"], max(WAIT_MAX_S, WAIT_MAX_SHARE * answer.reference["ttft_s"])
+    if ttft_s < most_s:
         return []
-    return [f"request {answer.id}: its first token took {ttft_s:.2f} s, must be under {WAIT_MAX_S} s"]
+    return [f"request {answer.id}: its first token took {ttft_s:.2f} s, must be under {most_s:.2f} s"]
 
 
 def boot_faults(boot_ids: list[str]) -> list[str]:

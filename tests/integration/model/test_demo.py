@@ -80,7 +80,7 @@ def test_the_daemon_was_killed_and_the_next_one_went_on(run: Any) -> None:
     assert result["kills"][0]["at_s"] < result["kills"][1]["at_s"]
     assert len(set(result["boot_ids"])) == len(result["boot_ids"]) == 2
     last = result["requests"][-1]
-    assert last["ttft_s"] < 1.0
+    assert last["ttft_s"] < max(1.0, last["ttft_uncached_s"] / 10)
     told = re.search(r"(\d+) more tokens came in the (\d+\.\d\d) s until the next daemon", " ".join(shown.split()))
     assert told is not None
     assert 0 < float(told[2]) < 30
