@@ -155,7 +155,8 @@ def naive_attention(case: Case, **terms: Unpack[Terms]) -> tuple[Tensor, Tensor]
     """(out, lse) in float64 by the definition, query by query from the dense keys and values."""
     heads, dim = case.q.shape[-2:]
     q = case.q.reshape(-1, heads, dim).double().cpu()
-    out, lse = torch.zeros_like(q), torch.full(q.shape[:2], -INF, dtype=torch.float64)
+    out = torch.zeros((*q.shape[:2], case.values[0].shape[2] if case.values else dim), dtype=torch.float64)
+    lse = torch.full(q.shape[:2], -INF, dtype=torch.float64)
     batch = len(case.lengths)
     starts = range(0, len(q) + 1, max(1, len(q) // max(1, batch))) if case.starts is None else case.starts.tolist()
     slopes, sinks = terms.get("alibi_slopes", torch.zeros(heads)), terms.get("sinks", torch.full((heads,), -INF))
@@ -172,7 +173,7 @@ def naive_attention(case: Case, **terms: Unpack[Terms]) -> tuple[Tensor, Tensor]
             scores = scores - slopes.double().cpu()[:, None] * distance
             lse[query] = torch.cat([scores, sinks.double().cpu()[:, None]], 1).logsumexp(1)
             out[query] = ((scores - lse[query, :, None]).exp().T[:, :, None] * values[seen]).sum(0)
-    return out.view(case.q.shape), lse.view(case.q.shape[:-1])
+    return out.view(*case.q.shape[:-1], out.shape[2]), lse.view(case.q.shape[:-1])
 
 
 def _seen(row: int, length: int, query: int, queries: int, terms: Terms) -> tuple[list[int], Tensor]:
@@ -239,3 +240,31 @@ def sparse_arena(dtype: torch.dtype, device: str = "cpu") -> Tensor:
 def bits(tensor: Tensor) -> Tensor:
     """What two tensors must have in common to be the same bit for bit, NaN included."""
     return tensor.contiguous().view(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A case of latent attention, and what it should give by the definition in float64."""
+
+    q: Tensor
+    pages: Tensor
+    page_table: Tensor
+    lengths: Tensor
+    wanted: tuple[Tensor, Tensor]
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.q, self.pages, self.page_table, self.lengths
+
+
+LATENT_SCALE = 192**-0.5
+"""Of a model whose heads have 128 + 64 dims before absorption."""
+
+
+def latent_case(shape: Shape, latent: int, rope: int, device: str = "cpu", fill: float = NAN) -> Latent:
+    """``shape``'s lengths, query heads, page size, dtype, queries, sharing; ``latent`` and ``rope`` dims."""
+    plain = dataclasses.replace(shape, kv_heads=1, head_dim=latent + rope)
+    case = make_case(plain, fill=fill, device=device)
+    values = [dense[..., :latent] for dense in case.keys]
+    out, lse = naive_attention(dataclasses.replace(case, values=values), scale=LATENT_SCALE)
+    return Latent(case.q, case.pages.keys[:, :, 0], case.page_table, case.lengths, (out, lse))

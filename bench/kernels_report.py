@@ -23,6 +23,7 @@ from bench.kernel_cases import Shape, empty_arena, make_case, sliced
 from bench.kernel_problems import random_tree
 from radixkv.kernels import Rotary, attention_launch, group_prefixes, triton_write
 from radixkv.kernels.layout import LayerPages
+from radixkv.kernels.options import Attention, Batch
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "docs/kernels-report.md"
@@ -30,6 +31,7 @@ SOURCES = ("attention_launch.py", "blocks.py", "triton_attention.py", "triton_wr
 FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 LLAMA, SMOLLM2, MQA = (32, 8), (9, 3), (32, 1)
 ITEMS = 32
+EXACT_LATENT = "latent 512 + 64, fp32, 16 heads"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Config:
     name: str
     pick: str
     work: Callable[[], object]
+
+    @property
+    def targets(self) -> list[str]:
+        """Those that it is meant for: float32 latents spill on gfx942."""
+        return [target for target in TARGETS if self.name != EXACT_LATENT or target != "gfx942"]
 
 
 def _attention(shape: Shape, *, every_option: bool = False) -> object:
@@ -54,6 +61,14 @@ def _attention(shape: Shape, *, every_option: bool = False) -> object:
     if shape.queries:
         terms["tree_mask"] = random_tree(len(shape.lengths), shape.queries, 0)
     return sliced(case, ITEMS, prefixes, **terms)  # type: ignore[arg-type]
+
+
+def _latent(heads: int, queries: int, dtype: torch.dtype) -> object:
+    pages = torch.zeros(20, 16, 1, 576, dtype=dtype)
+    table, lengths = torch.zeros(1, 20, dtype=torch.int32), torch.tensor([300], dtype=torch.int32)
+    q = torch.zeros(queries, heads, 576, dtype=dtype)
+    batch = Batch(q, LayerPages(pages, pages[..., :512]), table, lengths, queries)
+    return attention_launch.attention(batch, Attention.of(576, None), None, attention_launch.Slicing(ITEMS))
 
 
 def _append(dtype: torch.dtype, *, rotary: bool = False) -> object:
@@ -112,8 +127,15 @@ def configs() -> dict[str, Config]:
         "prefill, every option, bf16 32/8 d128": shapes["prefill bf16 32/8 d128"],
         "prefill, every option, bf16 16/8 d256": shapes["prefill bf16 16/8 d256"],
     }
+    latent = {
+        "latent 512 + 64, bf16, 16 heads": (16, 1, BRAIN),
+        "latent 512 + 64, bf16, 128 heads": (128, 1, BRAIN),
+        "latent 512 + 64, bf16, 16 heads, 4 queries": (16, 4, BRAIN),
+        EXACT_LATENT: (16, 1, FLOAT),
+    }
     made = [Config(name, "attend", partial(_attention, shape)) for name, shape in shapes.items()]
     made += [Config(name, "attend", partial(_attention, shape, every_option=True)) for name, shape in every.items()]
+    made += [Config(name, "attend", partial(_latent, *how)) for name, how in latent.items()]
     made += [
         Config("plan", "plan", partial(_attention, shapes["decode bf16 32/8 d128"])),
         Config("merge bf16 d128", "merge", partial(_attention, shapes["decode bf16 32/8 d128"])),
@@ -127,9 +149,10 @@ def configs() -> dict[str, Config]:
 
 
 FEW = (
-    "decode bf16 32/8 d128", "decode fp32 9/3 d64", "decode fp16 32/8 d80", "shared, 64 rows bf16 32/8 d128",
-    "8 queries, every option, bf16 32/8 d128", "prefill, every option, bf16 32/8 d128", "plan",
-    "merge, shared, bf16 d128", "append, rotary, bf16 d128", "copy_rows bf16 d128", "gather fp32 d128",
+    "decode bf16 32/8 d128", "decode fp32 9/3 d64", "shared, 64 rows bf16 32/8 d128",
+    "8 queries, every option, bf16 32/8 d128", "prefill, every option, bf16 32/8 d128",
+    "latent 512 + 64, bf16, 128 heads", "plan", "merge, shared, bf16 d128", "append, rotary, bf16 d128",
+    "copy_rows bf16 d128", "gather fp32 d128",
 )  # fmt: skip
 """What ``make test`` compiles, for sm_90; with one more, built to spill, they are 12."""
 
@@ -163,7 +186,7 @@ def sources_hash() -> str:
 
 def rows() -> Iterator[tuple[str, str, Launch, Built]]:
     for name, config in configs().items():
-        for target in TARGETS:
+        for target in config.targets:
             launch = launch_of(config, target)
             yield name, target, launch, build(launch, target)
 

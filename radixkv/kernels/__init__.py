@@ -12,6 +12,7 @@ from radixkv.kernels.dispatch import (
     copy_rows,
     decode_attention,
     gather_pages,
+    mla_decode_attention,
     prefill_attention,
     scatter_pages,
 )
@@ -21,5 +22,5 @@ from radixkv.kernels.prefixes import SharedPrefixes, group_prefixes
 
 __all__ = [
     "LayerPages", "Rotary", "SharedPrefixes", "append", "arena_view", "copy_rows", "decode_attention", "gather_pages",
-    "group_prefixes", "prefill_attention", "scatter_pages", "views",
+    "group_prefixes", "mla_decode_attention", "prefill_attention", "scatter_pages", "views",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from radixkv.kernels.options import Attention, Batch
 from radixkv.kernels.prefixes import SharedPrefixes
 from radixkv.kernels.triton_attention import PLAN_CHUNK
 
-HEAD_DIM_MAX = 256
+HEAD_DIM_MAX, LATENT_DIM_MAX = 256, 512
 TOKENS_PER_SLICE = 256
 """No slice is planned shorter: its start and its share of the merge would cost more than they save."""
 
@@ -73,7 +73,8 @@ class _Launch:
     def attend(self, spans: _Spans) -> None:
         batch, options, blocks = self.batch, self.options, spans.blocks
         keys, values = batch.pages
-        pool, page_size, kv_heads, dim = keys.shape
+        pool, page_size, kv_heads, whole = keys.shape
+        dim = values.shape[3]
         triton_attention.attend[(spans.items * kv_heads,)](
             batch.q, keys, values, batch.page_table, batch.lengths, batch.starts, self._span_table(spans),
             None if self.shared is None else self.shared.members, self.slots[:, spans.first :],
@@ -82,6 +83,7 @@ class _Launch:
             *batch.q.stride()[:2], *keys.stride()[:3], *values.stride()[:3],
             pool, batch.page_table.shape[1], spans.count, self.slots.shape[1], len(batch.q), len(self.parts),
             PER_ROW=batch.per_row, KV_HEADS=kv_heads, GROUP=_group(batch), PAGE_SIZE=page_size, HEAD_DIM=dim,
+            ROPE_DIM=whole - dim, BLOCK_R=max(16, triton.next_power_of_2(whole - dim)),
             BLOCK_D=blocks.d, BLOCK_M=blocks.m, BLOCK_N=blocks.n, SHARED=self.shared is not None,
             CAUSAL=spans.causal, WINDOWED=options.window is not None, CAPPED=options.softcap is not None,
             WIDEN=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,
@@ -89,7 +91,7 @@ class _Launch:
 
     def merge(self) -> None:
         batch, shared = self.batch, self.shared
-        rows, heads, dim = batch.q.shape
+        rows, heads, dim = self.out.shape
         block_h = min(16, triton.next_power_of_2(heads)) if INTERPRETED else 1  # there a program costs, not its size
         chain = (None, None, None) if shared is None else (
             shared.chain_starts, shared.chain_spans, shared.chain_members
@@ -108,12 +110,13 @@ class _Launch:
 def attention(
     batch: Batch, options: Attention, shared: SharedPrefixes | None = None, slicing: Slicing | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(out [N, Hq, D] in q's dtype, lse [N, Hq] float32).
+    """(out [N, Hq, D] in q's dtype, lse [N, Hq] float32). D is the values' head dim; latent keys have more.
 
-    BadRequest: head dim over 256, or a head's elements do not lie side by side.
+    BadRequest: head dim over 256 (latent over 512), or a head's elements do not lie side by side.
     """
-    rows, heads, dim = batch.q.shape
-    _check(dim, batch.pages)
+    rows, heads, _ = batch.q.shape
+    dim = batch.pages.values.shape[3]
+    _check(batch.pages)
     batch = batch._replace(
         q=batch.q if batch.q.stride(2) == 1 else batch.q.contiguous(),
         page_table=batch.page_table.contiguous(), lengths=batch.lengths.contiguous(),
@@ -179,7 +182,7 @@ def _shared(batch: Batch, shared: SharedPrefixes, target: int, *, plain: bool) -
 
 
 def _blocks(batch: Batch, query_rows: int, *, plain: bool = False) -> Blocks:
-    return Blocks.of(arch_of(batch.q.device), batch.q.dtype, batch.q.shape[2], query_rows, plain=plain)
+    return Blocks.of(arch_of(batch.q.device), batch.q.dtype, batch.pages.values.shape[3], query_rows, plain=plain)
 
 
 def _target(batch: Batch, slicing: Slicing) -> int:
@@ -201,9 +204,11 @@ def _capacity(batch: Batch) -> int:
     return batch.page_table.shape[1] * batch.pages.keys.shape[1]
 
 
-def _check(dim: int, pages: LayerPages) -> None:
-    if dim > HEAD_DIM_MAX:
-        raise BadRequest(f"the Triton kernels take head dims up to {HEAD_DIM_MAX}", head_dim=dim)
+def _check(pages: LayerPages) -> None:
+    dim = pages.values.shape[3]
+    most = HEAD_DIM_MAX if pages.keys.shape[3] == dim else LATENT_DIM_MAX
+    if dim > most:
+        raise BadRequest(f"the Triton kernels take head dims up to {most}", head_dim=dim)
     for name, tensor in zip(pages._fields, pages, strict=True):
         if tensor.stride(3) != 1:
             raise BadRequest(f"the Triton kernels need each head of {name} in one piece", stride=tensor.stride(3))

@@ -30,6 +30,8 @@ class Blocks(NamedTuple):
         """
         d = max(16, triton.next_power_of_2(head_dim))
         m = max(16, triton.next_power_of_2(query_rows))
+        if d > 256:
+            return _latent(arch, d, m, dtype)
         if arch.startswith("gfx"):
             return _amd(d, m, dtype)
         if dtype == torch.float32:
@@ -51,6 +53,15 @@ def _exact(d: int, m: int) -> Blocks:
     if d > 64 or m <= 32:
         return Blocks(d, min(m, 32), 64 if d <= 64 else 32 if d <= 128 else 16, 8, 2)
     return Blocks(d, 64, 64, 16, 2)
+
+
+def _latent(arch: str, d: int, m: int, dtype: torch.dtype) -> Blocks:
+    """Latent pages: one head of 512 dims that all query heads read, as keys and as values."""
+    if dtype == torch.float32:
+        return Blocks(d, 16, 16, 8, 1 if arch.startswith("gfx") else 2)  # on gfx942 this one spills
+    if arch.startswith("gfx"):
+        return Blocks(d, 16, 16, 4, 1)
+    return Blocks(d, min(m, 64 if arch in {"sm_80", "sm_90"} else 32), 32, 8, 2)
 
 
 def _amd(d: int, m: int, dtype: torch.dtype) -> Blocks:

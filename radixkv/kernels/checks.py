@@ -35,6 +35,12 @@ def decode_shapes(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tenso
         )  # fmt: skip
 
 
+def latent_shapes(pages: Tensor, latent_dim: int) -> None:
+    _tensor("pages", pages, (3,), pages)
+    if not 1 <= latent_dim < pages.shape[2]:
+        raise BadRequest("latent_dim is not a part of the pages' dims", latent_dim=latent_dim, dims=pages.shape[2])
+
+
 def prefill_shapes(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, starts: Tensor
 ) -> None:  # fmt: skip

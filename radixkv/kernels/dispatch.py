@@ -62,16 +62,41 @@ def decode_attention(
     """
     checks.decode_shapes(q, k_pages, v_pages, page_table, lengths)
     attention = _options(q, k_pages, options, tree_mask)
-    per_row = 1 if q.dim() == 3 else q.shape[1]
-    if prefixes is not None:
-        checks.prefixes_fit(prefixes, page_table, k_pages.shape[1], per_row, attention)
-    use_triton = _choose(impl, k_pages)
-    if check_values or not (use_triton and k_pages.is_cuda):
-        checks.decode_values(page_table, lengths, k_pages.shape, (per_row, attention.window))
-    flat = q if q.dim() == 3 else q.flatten(0, 1)
-    batch = Batch(flat, LayerPages(k_pages, v_pages), page_table, lengths, per_row)
-    out, lse = _attention(batch, attention, prefixes, use_triton)
-    out, lse = out.view(q.shape), lse.view(q.shape[:-1])
+    layer = LayerPages(k_pages, v_pages)
+    out, lse = _decode(q, layer, page_table, lengths, (attention, prefixes, impl, check_values))
+    return (out, lse) if return_lse else out
+
+
+@overload
+def mla_decode_attention(
+    q: Tensor, pages: Tensor, page_table: Tensor, lengths: Tensor, *, latent_dim: int, scale: float,
+    return_lse: Literal[False] = False, tree_mask: Tensor | None = None, prefixes: SharedPrefixes | None = None,
+    impl: Impl = "auto", check_values: bool = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def mla_decode_attention(
+    q: Tensor, pages: Tensor, page_table: Tensor, lengths: Tensor, *, latent_dim: int, scale: float,
+    return_lse: Literal[True], tree_mask: Tensor | None = None, prefixes: SharedPrefixes | None = None,
+    impl: Impl = "auto", check_values: bool = False,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def mla_decode_attention(
+    q: Tensor, pages: Tensor, page_table: Tensor, lengths: Tensor, *, latent_dim: int, scale: float,
+    return_lse: bool = False, tree_mask: Tensor | None = None, prefixes: SharedPrefixes | None = None,
+    impl: Impl = "auto", check_values: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """Multi-head latent attention of each row's last tokens, in the absorbed form (DeepSeek-V2).
+
+    pages [P, S, C + R]: a token's latent of C = ``latent_dim`` dims and behind it its rotated key of R, one for all
+    heads. q [B, Hq, C + R], or [B, T, Hq, C + R]: each head's query times its key up-projection, and its rotated part.
+    out has C dims instead of C + R: the weighted latents, still to be multiplied by each head's value up-projection.
+    scale has no default: it is that of the head dim before absorption. The rest is as in ``decode_attention``.
+    """
+    checks.latent_shapes(pages, latent_dim)
+    keys = pages[:, :, None, :]
+    checks.decode_shapes(q, keys, keys, page_table, lengths)
+    attention = _options(q, keys, {"scale": scale}, tree_mask)
+    layer = LayerPages(keys, keys[..., :latent_dim])
+    out, lse = _decode(q, layer, page_table, lengths, (attention, prefixes, impl, check_values))
     return (out, lse) if return_lse else out
 
 
@@ -202,6 +227,24 @@ def _move(pages: Tensor, ids: Tensor, staging: Tensor, impl: Impl, check_values:
     if check_values or not (use_triton and pages.is_cuda):
         checks.move_values(ids, pages.shape[0])
     return use_triton
+
+
+def _decode(
+    q: Tensor, pages: LayerPages, page_table: Tensor, lengths: Tensor,
+    how: tuple[Attention, SharedPrefixes | None, Impl, bool],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out, lse) of q [B, Hq, D] or [B, T, Hq, D], whose shapes fit. ``how``: options, prefixes, impl, check_values."""
+    attention, prefixes, impl, check_values = how
+    per_row = 1 if q.dim() == 3 else q.shape[1]
+    if prefixes is not None:
+        checks.prefixes_fit(prefixes, page_table, pages.keys.shape[1], per_row, attention)
+    use_triton = _choose(impl, pages.keys)
+    if check_values or not (use_triton and q.is_cuda):
+        checks.decode_values(page_table, lengths, pages.keys.shape, (per_row, attention.window))
+    flat = q if q.dim() == 3 else q.flatten(0, 1)
+    batch = Batch(flat, pages, page_table, lengths, per_row)
+    out, lse = _attention(batch, attention, prefixes, use_triton)
+    return out.view(*q.shape[:-1], out.shape[-1]), lse.view(q.shape[:-1])
 
 
 def _attention(

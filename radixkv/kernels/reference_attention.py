@@ -37,7 +37,8 @@ class _Piece(NamedTuple):
 
 def attention(batch: Batch, options: Attention, shared: SharedPrefixes | None = None) -> tuple[Tensor, Tensor]:
     """(out [N, Hq, D] in q's dtype, lse [N, Hq] float32); a query that sees nothing: zeros and -inf."""
-    out = torch.zeros(batch.q.shape, dtype=batch.q.dtype if shared is None else torch.float32, device=batch.q.device)
+    shape = (*batch.q.shape[:2], batch.pages.values.shape[3])
+    out = torch.zeros(shape, dtype=batch.q.dtype if shared is None else torch.float32, device=batch.q.device)
     lse = torch.full(batch.q.shape[:2], float("-inf"), device=batch.q.device)
     for piece in _of_rows(batch, options) if shared is None else _of_spans(batch, options, shared):
         if piece.begin < piece.end:
@@ -110,7 +111,7 @@ def _attend(batch: Batch, options: Attention, piece: _Piece) -> tuple[Tensor, Te
         total = torch.where(total == 0.0, 1.0, total)
     values = _gather(batch, piece, 1)  # may lie where the keys lay, which are used up
     out = torch.bmm(weights, values.permute(1, 0, 2)) / total
-    return out.view(kv_heads, count, group, dim).transpose(0, 1).reshape(count, heads, dim), lse
+    return out.view(kv_heads, count, group, -1).transpose(0, 1).reshape(count, heads, -1), lse
 
 
 def _geometry(batch: Batch, options: Attention, piece: _Piece) -> tuple[Tensor | None, Tensor]:

@@ -169,9 +169,8 @@ def load_tile(
 
 
 @triton.jit
-def score_tile(query, key, scale, softcap, CAPPED: tl.constexpr):
-    """Scaled and capped scores, times log2(e): exponentials are powers of 2 from here on."""
-    score = tl.dot(query, tl.trans(key), input_precision="ieee")
+def capped(score, scale, softcap, CAPPED: tl.constexpr):
+    """Scores scaled and capped, times log2(e): exponentials are powers of 2 from here on."""
     if CAPPED:  # tanh(x) = 1 - 2 / (1 + exp(2 x)), right at both ends
         twice = tl.exp2(tl.minimum(score * (2.0 * LOG2_E * scale / softcap), 126.0))
         score = (1.0 - 2.0 / (1.0 + twice)) * (softcap * LOG2_E)
@@ -196,7 +195,7 @@ def attend(
     q_row, q_head, k_page, k_token, k_head, v_page, v_token, v_head,
     pages, table_width, spans, columns, rows, part_limit,
     PER_ROW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ROPE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """out [rows, Hq, HEAD_DIM] and lse [rows, Hq], or parts of both, of a grid of items * KV_HEADS programs."""
@@ -245,6 +244,13 @@ def attend(
     query = tl.load(q + q_at[:, None] + dim[None, :], mask=tile_q, other=0.0)
     if WIDEN:
         query = query.to(tl.float32)
+    rope_dim = tl.arange(0, BLOCK_R)
+    query_rope = query
+    if ROPE_DIM > 0:
+        rope_ok = query_ok[:, None] & (rope_dim < ROPE_DIM)[None, :]
+        query_rope = tl.load(q + HEAD_DIM + q_at[:, None] + rope_dim[None, :], mask=rope_ok, other=0.0)
+        if WIDEN:
+            query_rope = query_rope.to(tl.float32)
     if slopes is not None:
         slope = tl.load(slopes + head, mask=query_ok, other=0.0) * LOG2_E
 
@@ -269,8 +275,16 @@ def attend(
         page_ok = (page >= 0) & (page < pages)
         in_page = token % PAGE_SIZE
         key = load_tile(k_pages + kv_head * k_head, page, page_ok, in_page, dim, k_page, k_token, HEAD_DIM, WIDEN)
-        value = load_tile(v_pages + kv_head * v_head, page, page_ok, in_page, dim, v_page, v_token, HEAD_DIM, WIDEN)
-        score = score_tile(query, key, scale, softcap, CAPPED)
+        if ROPE_DIM > 0:  # latent pages: the key's first part is the value, its second lies behind it
+            value = key
+            rope_at = k_pages + kv_head * k_head + HEAD_DIM
+            key_rope = load_tile(rope_at, page, page_ok, in_page, rope_dim, k_page, k_token, ROPE_DIM, WIDEN)
+            score = tl.dot(query_rope, tl.trans(key_rope), input_precision="ieee")
+            score = tl.dot(query, tl.trans(key), score, input_precision="ieee")
+        else:
+            value = load_tile(v_pages + kv_head * v_head, page, page_ok, in_page, dim, v_page, v_token, HEAD_DIM, WIDEN)
+            score = tl.dot(query, tl.trans(key), input_precision="ieee")
+        score = capped(score, scale, softcap, CAPPED)
         key_position = token
         if (slopes is not None or WINDOWED) and tree is not None:
             key_position = place_drafts(token, tree + row * PER_ROW, length - PER_ROW, PER_ROW)
