@@ -257,6 +257,17 @@ def test_forgotten_ids_are_kept_until_a_reply_came(desk: Any, good: Any) -> None
     assert desk.bodies == [Step(free=[Free(901)])] * 2
 
 
+def test_forgotten_ids_of_a_session_that_is_over_mean_nothing_to_the_next(desk: Any, good: Any) -> None:
+    desk.answer = good
+    desk.core.outbox.drop(desk.session, 901)
+    desk.core.outbox.drop(desk.session, 902, not_before=1e9)
+    desk.core.ended(desk.session)
+    desk.connect()
+    desk.core.outbox.drop(desk.session, 903)
+    desk.ship()
+    assert desk.bodies == [Step(free=[Free(903)])]
+
+
 def test_more_than_a_message_holds(desk: Any, good: Any) -> None:
     desk.answer = good
     for forgotten in range(2500):

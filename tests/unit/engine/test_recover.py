@@ -195,6 +195,25 @@ def test_a_late_session_whose_path_was_evicted_has_lost_that_sequence_alone() ->
     assert reply.results[1] == Kept(0, 0)
 
 
+def test_a_page_that_another_computed_anew_is_not_what_a_late_session_had() -> None:
+    """Same page, tokens and place in the tree, but handed out again: what the late worker says proves nothing."""
+    world = World(pages=1)
+    table = world.reserve(1, 7, range(4)).page_table
+    world.commit(1, 7, 4)
+    world.die()
+    claim = world.claim(7, range(4), table, 4)
+    world.rejoin(2)
+    world.ask(2, Resume([]))
+    world.do(commands.Tick(6.0))
+    world.reserve(2, 8, range(50, 54))
+    world.free(2, 8)
+    assert world.reserve(2, 9, range(4)).page_table == table
+    world.commit(2, 9, 4)
+    world.rejoin(1)
+    late = result(world.ask(1, Resume([claim])))
+    assert isinstance(late, Failure) and late.code == "session_lost"
+
+
 def test_what_nobody_claims_comes_back() -> None:
     world = World()
     world.reserve(1, 7, range(10))
