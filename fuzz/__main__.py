@@ -11,7 +11,7 @@ import sys
 import time
 
 from fuzz.canary import canary
-from fuzz.registry import Failed, run
+from fuzz.registry import Failed, run, shrunk
 from fuzz.smoke import smoke
 from fuzz.targets.catalogue import FUZZERS
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     try:
         report = run(FUZZERS[options.name], options.seed, options.steps)
     except Failed as failed:
-        print(failed, file=sys.stderr)
+        print(failed, shrunk(FUZZERS[options.name], failed), sep="\n", file=sys.stderr)
         return 1
     events = ", ".join(f"{name} {count}" for name, count in sorted(report.events.items()))
     print(f"{options.name}: {report.steps} steps in {time.monotonic() - started:.1f} s; {events}")

@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fuzz.registry import Failed, run
+from fuzz.simulator import bugs
 from fuzz.targets.catalogue import FUZZERS
 from radixkv.allocator.free_list import FreeList
 from radixkv.allocator.page_states import State
@@ -23,6 +24,10 @@ from radixkv.tree.node import Node, Packed
 from radixkv.tree.prefix_tree import PrefixTree
 
 SEED, STEPS = 0, 20_000
+WORLD = ("I1", "I3", "I4", "I5", "I13", "I14", "I15", "I28")
+"""What a world may show first of one and the same bug."""
+SLOW = 1_000_000
+"""For bugs that need several rare things at once; only `python -m fuzz canary` looks for these."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Canary:
     plant: Callable[[], AbstractContextManager[Any]]
     finds: tuple[str, ...]
     fuzzer: str = "engine"
+    steps: int = STEPS
 
 
 def _double_free() -> AbstractContextManager[Any]:
@@ -95,6 +101,12 @@ CANARIES = [
     Canary("trusting", "of an edge only the first page is compared", _first_page_is_enough, ("I6",), "tree"),
     Canary("truncate-leak", "truncate forgets to give one page back", _tail_leaks, ("I1",)),
     Canary("acts-twice", "a repeated request is carried out again", _repeats_act_again, ("I18", "I28")),
+    Canary("fence-ignored", "what a fence holds back goes out at once", bugs.fence_ignored, WORLD, "simulator"),
+    Canary("returns-early", "pages of the dead return while heirs may write", bugs.returns_early, WORLD, "simulator"),
+    Canary("same-generation", "pages keep their generation", bugs.same_generation, WORLD, "simulator"),
+    Canary("reply-first", "a reply leaves before its descriptors", bugs.reply_first, WORLD, "simulator", SLOW),
+    Canary("resumes-unproven", "generations of claims do not matter", bugs.unproven, WORLD, "simulator", SLOW),
+    Canary("any-epoch", "requests outlive the daemon they were for", bugs.any_epoch, WORLD, "simulator", SLOW),
 ]
 
 
@@ -111,8 +123,8 @@ def canary() -> bool:
 def _verdict(bird: Canary) -> bool:
     found, step = found_by(bird)
     good = found in bird.finds if bird.finds else found is None
-    says = f"found as {found} at step {step}" if found else f"nothing found in {STEPS} steps"
-    print(f"{'ok' if good else 'WRONG':<6}{bird.name:<15}{says:<32}{bird.about}")
+    says = f"found as {found} at step {step}" if found else f"nothing found in {bird.steps} steps"
+    print(f"{'ok' if good else 'WRONG':<6}{bird.name:<18}{says:<32}{bird.about}")
     return good
 
 
@@ -120,7 +132,7 @@ def found_by(bird: Canary) -> tuple[str | None, int]:
     """The invariant that the fuzzer names with this bug in, and the step."""
     with bird.plant():
         try:
-            run(FUZZERS[bird.fuzzer], SEED, STEPS)
+            run(FUZZERS[bird.fuzzer], SEED, bird.steps)
         except Failed as failed:
             return failed.invariant, failed.step
-    return None, STEPS
+    return None, bird.steps

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,13 +24,19 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Fuzzer:
-    """``start`` makes a fresh target from a source of randomness; ``lives`` is how many steps one target lasts."""
+    """``start`` makes a fresh target from a source of randomness; ``lives`` is how many steps one target lasts.
+
+    ``wanted``: what must have happened in a smoke run, and how often, for it to mean anything. ``smallest``: what to
+    say of a target, made from such a source, that fails within so many steps.
+    """
 
     name: str
     about: str
     start: Callable[[random.Random], Target]
     lives: int = 400
     smoke_steps: int = 4000
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    smallest: Callable[[random.Random, int], str] | None = None
 
 
 class Failed(Exception):
@@ -44,6 +50,18 @@ class Failed(Exception):
             f"  fuzzer {fuzzer}, seed {seed}, step {step}\n"
             f"  again: python -m fuzz {fuzzer} --seed {seed} --steps {step + 1}"
         )
+
+
+def shrunk(fuzzer: Fuzzer, failed: Failed) -> str:
+    """The failure once more, as small as it can be made; "" if that cannot be tried."""
+    if fuzzer.smallest is None:
+        return ""
+    return fuzzer.smallest(source(fuzzer, failed.seed, failed.step), failed.step % fuzzer.lives + 1)
+
+
+def source(fuzzer: Fuzzer, seed: int, step: int) -> random.Random:
+    """The randomness of the target that takes this step."""
+    return random.Random(f"{fuzzer.name}/{seed}/{step // fuzzer.lives}")
 
 
 @dataclass
@@ -61,7 +79,7 @@ def run(fuzzer: Fuzzer, seed: int, steps: int) -> Report:
     for step in range(steps):
         try:
             if target is None or step % fuzzer.lives == 0:
-                target = fuzzer.start(random.Random(f"{fuzzer.name}/{seed}/{step // fuzzer.lives}"))
+                target = fuzzer.start(source(fuzzer, seed, step))
             target.step()
         except Exception as error:
             raise Failed(fuzzer.name, seed, step, error) from error

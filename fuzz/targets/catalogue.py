@@ -8,15 +8,35 @@ from fuzz.targets.engine import EngineTarget
 from fuzz.targets.evictor import EvictorTarget
 from fuzz.targets.recovery import RecoveryTarget
 from fuzz.targets.sessions import SessionsTarget
+from fuzz.targets.simulator import LIVES, SimulatorTarget, smallest
 from fuzz.targets.tree import TreeTarget
 from fuzz.targets.weak_hash import WeakHashTarget
 from fuzz.targets.wire import WireTarget
+
+ENGINE = dict.fromkeys(("split", "merge", "evict", "shadow", "grant", "fork", "truncate"), 100)
+"""``grant``: a reserve that had waited got its pages."""
+
+SIMULATOR = dict.fromkeys(
+    (
+        "worker dies", "fork", "stop", "wake", "revoked", "late commit", "peer gone", "reply dropped", "break",
+        "repeat", "twice", "unsent, kept", "daemon dies", "torn", "killed recovering", "warm start", "rejoin",
+        "rejoin refused", "resumed", "kept", "claim refused", "read, right", "read, refused", "read, overwritten",
+        "unknown copy", "granted", "hit_tokens", "shadow_pages", "evicted_pages", "forks", "adopted", "wound down",
+    ),
+    50,
+)  # fmt: skip
+"""``late commit``: of a session that is over; ``torn``: a command of which only a part was stored; ``kept``: sequences
+that went on with another daemon; ``read, overwritten``: and ``valid()`` said so."""
 
 FUZZERS = {
     fuzzer.name: fuzzer
     for fuzzer in (
         Fuzzer(
-            "engine", "the whole engine against a naive one: replies, counts, writes", EngineTarget, smoke_steps=36_000
+            "engine",
+            "the whole engine against a naive one: replies, counts, writes",
+            EngineTarget,
+            smoke_steps=36_000,
+            wanted=ENGINE,
         ),
         Fuzzer("recovery", "the daemon dies between and within writes; the next one scans the table", RecoveryTarget),
         Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),
@@ -24,6 +44,15 @@ FUZZERS = {
         Fuzzer("allocator", "page states, free list and counted holders against a dict", AllocatorTarget),
         Fuzzer("evictor", "each policy of eviction in a full cache, its victims against a naive one", EvictorTarget),
         Fuzzer("sessions", "sessions, leases and reply windows against dicts that forget nothing", SessionsTarget),
+        Fuzzer(
+            "simulator",
+            "workers, daemons and networks that fail, with what is really in the pages",
+            SimulatorTarget,
+            lives=LIVES,
+            smoke_steps=1_000_000,
+            wanted=SIMULATOR,
+            smallest=smallest,
+        ),
         Fuzzer("wire", "spoilt and hostile bytes against the codec", WireTarget),
     )
 }
