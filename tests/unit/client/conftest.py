@@ -21,6 +21,7 @@ from radixkv.errors import RadixKVError, Unavailable
 T = TypeVar("T")
 Answer = Callable[[Request], Reply | None]
 PAGES = 32
+EFFECTS_MAX = 1000
 SPEC = KVSpec(layers=1, kv_heads=1, head_dim=4, page_size=4)
 
 
@@ -152,7 +153,7 @@ class Desk:
     def run(self, verb: Verb[T]) -> T:
         try:
             effect = next(verb)
-            while True:
+            for _ in range(EFFECTS_MAX):
                 try:
                     answer = self._carry_out(effect)
                 except RadixKVError as error:
@@ -161,6 +162,7 @@ class Desk:
                     effect = verb.send(answer)
         except StopIteration as end:
             return end.value
+        raise AssertionError(f"a verb that asks for more than {EFFECTS_MAX} things never ends")
 
     def ship(self) -> None:
         """What a heartbeat does: send what is ready."""
