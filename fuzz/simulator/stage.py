@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fuzz.simulator.contents import Paths
 from fuzz.simulator.network import Network
 from fuzz.simulator.store import Store
-from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.config import POLICIES, Config, KVSpec, Limits, PoolConfig, ServerConfig
 
 HISTORY = 400
 """How many of the last events a report shows."""
@@ -86,6 +86,7 @@ def draw_config(rng: random.Random) -> Config:
             session_floor_pages=floor,
             session_cap_pages=rng.randint(max(1, pages // 2), pages) if rng.random() < 0.15 else 0,
             namespaces=rng.choice((1, 2, 3, 6)),
+            policy=rng.choice(("lru", *POLICIES)),
         )
 
     names = ["a", "b"] if rng.random() < 0.15 else ["a"]
