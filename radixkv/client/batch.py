@@ -60,6 +60,9 @@ class Item:
         """What travels."""
         raise NotImplementedError
 
+    def leaves(self) -> None:
+        """It is about to be sent: what the caller gave its word for by asking is so, whether or not it is answered."""
+
     def apply(self, result: Any) -> None:
         """Change the sequence as a good answer says."""
 
@@ -84,6 +87,9 @@ class CopiedItem(Item):
     @property
     def record(self) -> int:
         return self.seq.id
+
+    def leaves(self) -> None:
+        self.seq.said_copied()
 
     def apply(self, result: Any) -> None:  # noqa: ARG002 - the answer says nothing more
         self.seq.rows_copied()
@@ -133,6 +139,10 @@ class CommitItem(Item):
     @property
     def record(self) -> Commit:
         return Commit(self.seq.id, self.n)
+
+    def leaves(self) -> None:
+        if self.seq.facts.committed <= self.n <= self.seq.facts.length:
+            self.seq.said_copied()
 
     def apply(self, result: Any) -> None:  # noqa: ARG002 - the answer says nothing more
         self.seq.committed_to(self.n)

@@ -131,6 +131,9 @@ class Core:
 
     def _number(self, session: Session, deadline: float, part: Body | Part, deferred: bool = False) -> Outgoing:
         body = part.body() if isinstance(part, Part) else part
+        if isinstance(part, Batch):
+            for item in part.items:
+                item.leaves()
         request = Request(session.id, session.epoch, next(self._request_ids), deadline, body)
         out = Outgoing(request, part if isinstance(part, Part) else None, deferred)
         self._pending[request.id] = out

@@ -105,7 +105,7 @@ def claim(seq: SequenceState) -> Claim:
         generations=facts.generations.astype("<u8").tobytes(),
         committed=facts.committed,
         cached=min(facts.cached, facts.committed),
-        copy_rows=list(facts.copy_rows),
+        copy_rows=seq.rows_to_claim(),
     )
 
 

@@ -61,8 +61,8 @@ class SequenceState:
     """
 
     __slots__ = (
-        "__weakref__", "_tokens", "broken", "closed", "deferred_error", "facts", "id", "lock", "memory", "namespace",
-        "pool", "session", "sound", "unsettled",
+        "__weakref__", "_tokens", "broken", "closed", "copies_made", "deferred_error", "facts", "id", "lock", "memory",
+        "namespace", "pool", "session", "sound", "unsettled",
     )  # fmt: skip
 
     def __init__(self, pool: PoolState, session: Session, grant: Grant) -> None:
@@ -85,6 +85,8 @@ class SequenceState:
         """Why the sequence's state can no longer be known."""
         self.deferred_error: RadixKVError | None = None
         """Of an operation that went out later than its call; raised by the next call."""
+        self.copies_made = False
+        """The caller has said so of ``copy_rows`` while the daemon that held their source lived; no answer yet."""
         self._tokens = bytearray(grant.tokens)
         table = as_pages(grant.page_table)
         self.facts = Facts(
@@ -154,6 +156,14 @@ class SequenceState:
     def rows_copied(self) -> None:
         self.facts = self.facts._replace(copy_rows=())
 
+    def said_copied(self) -> None:
+        if self.facts.copy_rows and self.session.daemon_lives():
+            self.copies_made = True
+
+    def rows_to_claim(self) -> list[CopyRow]:
+        """Those whose source the next daemon has to hold."""
+        return [] if self.copies_made else list(self.facts.copy_rows)
+
     def extended_by(self, tokens: bytes, pages: bytes) -> None:
         self._tokens += tokens
         table, generations, _, committed, cached, writable, rows = self.facts
@@ -173,6 +183,7 @@ class SequenceState:
             table = _frozen(np.concatenate((table[:-1], tail)))
             generations = np.concatenate((generations[:-1], self._generations(tail)))
         left = tuple(row for row in facts.copy_rows if row[1] in table)
+        self.copies_made = self.copies_made and not reply.copy_rows
         self.facts = Facts(
             page_table=table,
             generations=generations,
@@ -194,14 +205,14 @@ class SequenceState:
         self.session.sequences.discard(self)
 
     def kept(self, reply: Kept) -> None:
-        """The next daemon goes on with it. If it knows of more that is complete, then a commit of ours that was not
-        answered has been executed, and the copies before it were made."""
+        """The next daemon goes on with it, and holds the source of the rows that were claimed. If it knows of more that
+        is complete, a commit of ours that was not answered has been executed, and the copies before it were made."""
         facts = self.facts
         grown = reply.committed_tokens > facts.committed
         self.facts = facts._replace(
             committed=max(facts.committed, reply.committed_tokens),
             writable_from=max(facts.writable_from, reply.writable_from_tokens),
-            copy_rows=() if grown else facts.copy_rows,
+            copy_rows=() if grown or self.copies_made else facts.copy_rows,
         )
         self.sound = True
 

@@ -25,13 +25,16 @@ class Lineage:
         self.origins = image.states
         """uint8 a page: its state as it was found."""
         self.owners = image.owners.copy()
+        """Whose each page was and is: 0 from when it is somebody else's."""
         self.scopes = image.epochs.astype(np.uint64) << np.uint64(32) | image.namespaces.astype(np.uint64)
         self.roots = roots
         """Trees by (namespace id, epoch), those of retired epochs too."""
         self.unclaimed: dict[int, set[int]] = {}
 
     def handed_out(self, pages: array[int]) -> None:
-        self.generations[np.frombuffer(pages, np.int32)] += np.uint64(1)
+        ids = np.frombuffer(pages, np.int32)
+        self.generations[ids] += np.uint64(1)
+        self.owners[ids] = 0
 
     def wait_for(self, owner: int, pages: list[int]) -> None:
         if pages:

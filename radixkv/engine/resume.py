@@ -31,7 +31,7 @@ from radixkv.engine.state import State
 from radixkv.errors import BadRequest, RadixKVError, SessionLost
 from radixkv.tree.node import Root
 from radixkv.tree.walk import Match
-from radixkv.types import PAGE_ID_BYTES
+from radixkv.types import PAGE_ID_BYTES, TOKEN_BYTES
 
 _GENERATION = np.dtype("<u8")
 _PAGE = np.dtype("<i4")
@@ -64,7 +64,9 @@ def _claimed(state: State, session: Worker, claim: Claim) -> Kept | Failure:
     except RadixKVError as error:
         _remember(state, session, claim)
         return failure(error)
-    return _take_back(state, session, claim, proof)
+    _take_back(state, session, claim, proof)
+    full = proof.committed // proof.pool.page_size
+    return Kept(proof.committed, full * proof.pool.page_size)
 
 
 def _remember(state: State, session: Worker, claim: Claim) -> None:
@@ -102,7 +104,9 @@ def _prove(state: State, session: Worker, claim: Claim) -> _Proof:
     if committed > length:
         raise BadRequest("more is complete than there are tokens", committed_tokens=committed, length=length)
     match = _path(pool, root, claim, table[:published])
-    source = _source(state, pool, claim, table, published)
+    source = _source(pool, claim, table, published)
+    if source >= 0 and not (_is_ours(pool, session, source) or _is_next(pool, claim, match, source)):
+        raise SessionLost("the source of copy_rows is not there any more", page=source)
     return _Proof(pool, root, match, table, published, shadows, committed, source)
 
 
@@ -170,22 +174,45 @@ def _path(pool: Pool, root: Root, claim: Claim, published: NDArray[np.int32]) ->
     return match
 
 
-def _source(state: State, pool: Pool, claim: Claim, table: NDArray[np.int32], published: int) -> int:
-    """The source of rows still to be copied. Only while nothing can have been evicted is its content known."""
+def _source(pool: Pool, claim: Claim, table: NDArray[np.int32], published: int) -> int:
+    """The source of rows still to be copied; -1: none."""
     if not claim.copy_rows:
         return -1
     source, target, _ = claim.copy_rows[0]
     if len(claim.copy_rows) > 1 or published >= len(table) or table[published] != target:
         raise BadRequest("rows are copied into the page behind the immutable ones", rows=len(claim.copy_rows))
-    if not state.window_open or not 0 <= source < pool.pages.size:
-        raise SessionLost("the source of copy_rows cannot be proven any more", page=source)
+    if not 0 <= source < pool.pages.size:
+        raise BadRequest("rows are copied from a page of the pool", page=source)
     return source
 
 
-# -- carrying out: cannot fail, but for the source ----------------------------------------------------------------
+def _is_ours(pool: Pool, session: Worker, source: int) -> bool:
+    """Outside the tree, and never anybody else's: it is what it was, whatever happened while the worker was away."""
+    lineage, state = pool.lineage, pool.pages.states[source]
+    assert lineage is not None
+    ours = lineage.owners[source] == session.id and lineage.origins[source] != PageState.QUARANTINED
+    return bool(ours) and state in (PageState.QUARANTINED, PageState.PRIVATE, PageState.SHADOW)
 
 
-def _take_back(state: State, session: Worker, claim: Claim, proof: _Proof) -> Kept | Failure:
+def _is_next(pool: Pool, claim: Claim, match: Match, source: int) -> bool:
+    """In the tree, right behind the path, and its tokens are those of the rows: others may have had it meanwhile."""
+    size = pool.tree.page_token_bytes
+    begin = match.pages * size
+    rows = claim.tokens[begin : begin + min(claim.copy_rows[0][2] * TOKEN_BYTES, size)]
+    skipped = match.inside_pages
+    nodes = (match.node.children or {}).values() if match.inside is None else (match.inside,)
+    packed = source.to_bytes(PAGE_ID_BYTES, "little")
+    return any(
+        node.pages[skipped * PAGE_ID_BYTES : (skipped + 1) * PAGE_ID_BYTES] == packed
+        and node.tokens[skipped * size : (skipped + 1) * size].startswith(rows)
+        for node in nodes
+    )
+
+
+# -- carrying out: cannot fail ------------------------------------------------------------------------------------
+
+
+def _take_back(state: State, session: Worker, claim: Claim, proof: _Proof) -> None:
     pool = proof.pool
     node, woken = pool.tree.pin(proof.match)
     pool.woken(woken)
@@ -201,15 +228,11 @@ def _take_back(state: State, session: Worker, claim: Claim, proof: _Proof) -> Ke
     pool.opened(seq)
     session.sequences[seq.id] = seq
     state.charge(session, pool, seq.charged)
-    if proof.source >= 0 and not _hold_source(pool, seq, proof.source):
-        del session.sequences[seq.id]
-        state.charge(session, pool, -seq.charged)
-        pool.close(seq)
-        return failure(SessionLost("the source of copy_rows is not there any more", page=proof.source))
+    if proof.source >= 0:
+        _hold_source(pool, seq, proof.source)
     full = seq.committed // pool.page_size
     if full > seq.published:
         pool.publish_in_slices(seq, full)
-    return Kept(seq.committed, full * pool.page_size)
 
 
 def _hold(pool: Pool, seq: Sequence) -> None:
@@ -231,41 +254,33 @@ def _hold_shadow(pool: Pool, lineage: Lineage, page: int) -> None:
     lineage.claimed((page,))
 
 
-def _hold_source(pool: Pool, seq: Sequence, source: int) -> bool:
-    """Hold it in the way that the sequence's kind of source is held. False: it is none of them.
+def _hold_source(pool: Pool, seq: Sequence, source: int) -> None:
+    """Hold it in the way that the sequence's kind of source is held.
 
     Claims come with parents before their forks: a private source that nobody has claimed is in no table any more.
     """
     lineage, state = pool.lineage, pool.pages.states[source]
     assert lineage is not None
+    seq.source = source
     if state == PageState.CACHED:
-        return _hold_in_tree(pool, seq, source)
-    origin, ours = lineage.origins[source], lineage.owners[source] == seq.session
-    if state == PageState.SHADOW or (state == PageState.QUARANTINED and origin == PageState.SHADOW):
+        _hold_in_tree(pool, seq, source)
+    elif state == PageState.SHADOW or (state != PageState.PRIVATE and lineage.origins[source] == PageState.SHADOW):
         _hold_shadow(pool, lineage, source)
-    elif origin == PageState.PRIVATE and ours and state in (PageState.PRIVATE, PageState.QUARANTINED):
+    else:
         if state == PageState.PRIVATE:
             pool.pages.hold(source)
         else:
             pool.pages.move(array("i", (source,)), PageState.QUARANTINED, Event.CLAIM)
             lineage.claimed((source,))
         pool.copying.setdefault(source, []).append(seq)
-    else:
-        return False
-    seq.source = source
-    return True
 
 
-def _hold_in_tree(pool: Pool, seq: Sequence, source: int) -> bool:
+def _hold_in_tree(pool: Pool, seq: Sequence, source: int) -> None:
     """The path reaches one page further, over the source."""
     packed = source.to_bytes(PAGE_ID_BYTES, "little")
-    for child in (seq.node.children or {}).values():
-        if child.pages[:PAGE_ID_BYTES] == packed:
-            whole = child.page_count == 1
-            match = Match(child if whole else seq.node, 1, None if whole else child, 1, [packed])
-            seq.node, woken = pool.tree.pin(match, above=seq.node)
-            pool.woken(woken)
-            seq.depth += 1
-            seq.source = source
-            return True
-    return False
+    child = next(node for node in (seq.node.children or {}).values() if node.pages[:PAGE_ID_BYTES] == packed)
+    whole = child.page_count == 1
+    match = Match(child if whole else seq.node, 1, None if whole else child, 1, [packed])
+    seq.node, woken = pool.tree.pin(match, above=seq.node)
+    pool.woken(woken)
+    seq.depth += 1

@@ -35,7 +35,7 @@ from radixkv.commands import (
     Truncate,
     Truncated,
 )
-from radixkv.errors import SessionLost, StaleHandle, Timeout, Unavailable
+from radixkv.errors import BadRequest, SessionLost, StaleHandle, Timeout, Unavailable
 
 TOKENS = np.arange(6, dtype=np.uint32).tobytes()
 FOUR = {"committed_tokens": 4, "cached_tokens": 4, "writable_from_tokens": 4}
@@ -546,6 +546,36 @@ def test_rows_copied_after_the_daemons_death_are_claimed_as_not_copied(kept: Any
     kept.come_back()
     assert claims_of(kept)[seq.id].copy_rows == [(9, 4, 1)]
     assert seq.intact()
+
+
+@pytest.mark.parametrize("verb", ["commit", "copied"])
+def test_rows_that_the_caller_has_said_to_be_copied_are_not_claimed(kept: Any, good: Any, verb: str) -> None:
+    """If the daemon has heard it, it has let go of the source, which is another's by now."""
+    kept.memory.copies = False
+    seq = kept.sequence(6, (3, 4), committed_tokens=5, copy_rows=[(9, 4, 1)])
+    if verb == "commit":
+        with pytest.raises(BadRequest):
+            kept.answer = lambda request: Stepped(commit=[Failure("bad_request", "there are only 6")])
+            kept.run(verbs.commit(kept.core, seq, 7, None))
+        kept.answer = good
+    call = Call(kept, verbs.commit(kept.core, seq, 6, None) if verb == "commit" else verbs.copied(kept.core, seq, None))
+    assert seq.copy_rows == [(9, 4, 1)]
+    kept.die()
+    kept.come_back()
+    assert claims_of(kept)[seq.id].copy_rows == []
+    assert (seq.copy_rows, seq.intact()) == ([], True)
+    call.go_on()
+
+
+def test_what_is_said_of_rows_after_the_daemons_death_counts_for_nothing(kept: Any) -> None:
+    """Whoever stood still that long may have copied from a page that had become another's."""
+    kept.memory.copies = False
+    seq = kept.sequence(6, (3, 4), committed_tokens=5, copy_rows=[(9, 4, 1)])
+    kept.daemon_lives = False
+    Call(kept, verbs.copied(kept.core, seq, None))
+    kept.die()
+    kept.come_back()
+    assert claims_of(kept)[seq.id].copy_rows == seq.copy_rows == [(9, 4, 1)]
 
 
 def test_while_nobody_holds_the_source_of_rows_the_sequence_is_not_valid(kept: Any) -> None:

@@ -261,6 +261,61 @@ def test_private_pages_of_a_refused_claim_wait_for_the_end_of_the_process() -> N
     assert world.counts() == {"free": PAGES}
 
 
+def test_rows_are_not_copied_from_a_page_that_has_become_anothers() -> None:
+    """The session is away for two daemons; in the first one's time its source is evicted, and committed by another
+    worker under the same path, with other tokens."""
+    world = World(pages=4)
+    world.reserve(2, 1, range(8))
+    world.commit(2, 1, 8)
+    mine = world.reserve(1, 2, range(8))
+    assert mine.copy_rows == [(1, 2, 3)]
+    claim = world.claim(2, range(8), mine.page_table, 7, copy_rows=mine.copy_rows)
+    world.die()
+    world.rejoin(2)
+    world.ask(2, Resume([]))
+    world.do(commands.Tick(6.0))
+    world.reserve(2, 4, range(50, 54))
+    theirs = world.ask(2, commands.Reserve("p", 6, b"n", pack_tokens([*range(4), 90, 91, 92, 93])))
+    assert theirs == commands.Reserved(mine.page_table[:4] + b"\1\0\0\0", 4, 4)
+    world.commit(2, 6, 8)
+    world.die()
+    world.rejoin(1)
+    refused = result(world.ask(1, Resume([claim])))
+    assert isinstance(refused, Failure) and refused.code == "session_lost"
+    assert world.counts() == {"cached": 2, "quarantined": 2}, "its own page may still be written to"
+
+
+def test_rows_are_copied_from_what_is_still_there() -> None:
+    """Two daemons later and late, but nobody was short of pages."""
+    world = World()
+    world.reserve(2, 1, range(8))
+    world.commit(2, 1, 8)
+    mine = world.reserve(1, 2, range(8))
+    claim = world.claim(2, range(8), mine.page_table, 7, copy_rows=mine.copy_rows)
+    for _ in range(2):
+        world.die()
+        world.do(commands.Tick(6.0))
+    world.rejoin(1)
+    assert result(world.ask(1, Resume([claim]))) == Kept(7, 4)
+    assert world.ask(1, Step(commit=[Commit(2, 8)])).commit == [None]  # type: ignore[union-attr]
+
+
+def test_private_pages_of_a_claim_whose_source_is_gone_wait_too() -> None:
+    """A fork whose worker has said that it made its copies, and was not answered; its parent is freed."""
+    world = World()
+    table = world.reserve(1, 1, range(6)).page_table
+    world.commit(1, 1, 6)
+    shared = world.ask(1, Step(share=[Share(1, None, 1, 5)])).share[0]  # type: ignore[union-attr]
+    fork = table[:4] + shared.tails
+    claim = world.claim(5, range(6), fork, 6, copy_rows=shared.copy_rows)
+    world.free(1, 1)
+    world.ask(1, Step(copied=[5]))
+    world.die()
+    world.rejoin(1)
+    assert isinstance(result(world.ask(1, Resume([claim]))), Failure)
+    assert world.counts() == {"free": PAGES - 2, "cached": 1, "quarantined": 1}
+
+
 def test_quarantine_ends_only_when_we_hear_that_nothing_maps_the_arena() -> None:
     world = World()
     world.reserve(2, 7, range(20, 30))
