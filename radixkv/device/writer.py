@@ -1,8 +1,11 @@
 """Writing descriptor tables: the daemon's side. One writer, stores in the order of the lines, state word last.
 
-A page that is evicted and somebody else's at once goes from CACHED to PRIVATE by one ``Assign``. The generation is stored
-first, the check after it, the state last: whoever finds it half written finds a cached page whose check does not agree,
-and drops it.
+Words are stored through a memoryview or a numpy column: one store each, so that a kill leaves the old or the new one.
+(``struct.pack_into`` would clear the place first, and "<Q" writes byte by byte.)
+
+A page that is evicted and somebody else's at once goes from CACHED to PRIVATE by one ``Assign``. The generation is
+stored first, the check after it, the state last: whoever finds it half written finds a cached page whose check does not
+agree, and drops it.
 
 A handful of pages is written record by record, many at once by numpy; both give the same bytes.
 """
@@ -61,10 +64,9 @@ _FEW_PAGES = 8
 _UNPACK_FEW = {n * PAGE_ID_BYTES: struct.Struct(f"<{n}i").unpack for n in range(_FEW_PAGES + 1)}
 """By their length: how packed ids that are a handful become a tuple."""
 
-_WORD = struct.Struct("@Q")
-"""Native order: then a word is stored whole, where "<Q" would store byte by byte."""
-_HEAD = struct.Struct("@5Q")
-"""generation, owner, stamp, namespace and epoch, check."""
+_WORD_BYTES = 8
+_OWNER, _STAMP, _SCOPE, _CHECK, _STATE = (at // _WORD_BYTES for at in (OWNER, STAMP, NAMESPACE, CHECK, STATE))
+"""Places in a record, in words; the generation is the first. A scope is a namespace and its epoch."""
 _PAIR = struct.Struct("@QQ")
 _LINK = struct.Struct("@qQ")
 """parent page, parent generation."""
@@ -89,6 +91,7 @@ class TableWriter:
         if fd < 0:
             header = geometry.pack()
             self._memory[: len(header)] = header
+        self._words = memoryview(self._memory).cast("Q")
         self._records_at = geometry.records_at
         self._record_bytes = geometry.record_bytes
         self._token_bytes = geometry.page_size * TOKEN_BYTES
@@ -124,12 +127,13 @@ class TableWriter:
 
     def taint(self) -> None:
         """Mark the table: the daemon found a bug in itself, the next start must not trust what is here."""
-        _WORD.pack_into(self._memory, TAINTED_AT, 1)
+        self._words[TAINTED_AT // _WORD_BYTES] = 1
 
     def close(self) -> None:
         """Unmap and close. Workers keep what they have mapped."""
         for name in _COLUMNS:
             delattr(self, f"_{name}")
+        self._words.release()
         self._memory.close()
         os.close(self.fd)
 
@@ -152,13 +156,15 @@ class TableWriter:
             self._checks[pages] = generations
             self._states[pages] = PRIVATE
             return
-        memory, start, record = self._memory, self._records_at, self._record_bytes
+        words, start, record = self._words, self._records_at // _WORD_BYTES, self._record_bytes // _WORD_BYTES
         for page in few(write.pages):
             at = start + page * record
-            generation = _WORD.unpack_from(memory, at)[0] + 1
-            check = (generation * MIX_GENERATION ^ salt) & WORD_MASK
-            _HEAD.pack_into(memory, at, generation, write.owner, 0, scope, check)
-            _WORD.pack_into(memory, at + STATE, PRIVATE)
+            words[at] = generation = words[at] + 1
+            words[at + _OWNER] = write.owner
+            words[at + _STAMP] = 0
+            words[at + _SCOPE] = scope
+            words[at + _CHECK] = (generation * MIX_GENERATION ^ salt) & WORD_MASK
+            words[at + _STATE] = PRIVATE
 
     def _publish(self, write: Publish) -> None:
         state = SHADOW if write.shadow else CACHED
@@ -181,8 +187,9 @@ class TableWriter:
             self._states[pages] = state
             return
         memory, size, start, record = self._memory, self._token_bytes, self._records_at, self._record_bytes
+        words = self._words
         before = write.parent_page
-        generation = _WORD.unpack_from(memory, start + before * record)[0] if before >= 0 else 0
+        generation = words[(start + before * record) // _WORD_BYTES] if before >= 0 else 0
         for index, page in enumerate(few(write.pages)):
             at = start + page * record
             hash_at = index * HASH_BYTES
@@ -191,11 +198,11 @@ class TableWriter:
             memory[at + PARENT : at + TOKENS + size] = b"".join(
                 (parents[hash_at : hash_at + HASH_BYTES], chain, _LINK.pack(before, generation), tokens)
             )
-            before, (generation,) = page, _WORD.unpack_from(memory, at)
+            word = at // _WORD_BYTES
+            before, generation = page, words[word]
             low, high = _PAIR.unpack(chain)
-            (check,) = _WORD.unpack_from(memory, at + CHECK)
-            _WORD.pack_into(memory, at + CHECK, check ^ low ^ high ^ _PUBLISHED[state])
-            _WORD.pack_into(memory, at + STATE, state)
+            words[word + _CHECK] ^= low ^ high ^ _PUBLISHED[state]
+            words[word + _STATE] = state
 
     def _retire(self, write: Retire) -> None:
         self._set(STATE, write.pages, QUARANTINED if write.quarantined else FREE)
@@ -213,9 +220,9 @@ class TableWriter:
             column = {STATE: self._states, STAMP: self._stamps, OWNER: self._owners}[offset]
             column[_indices(pages)] = value
             return
-        memory, start, size = self._memory, self._records_at + offset, self._record_bytes
+        start, record = (self._records_at + offset) // _WORD_BYTES, self._record_bytes // _WORD_BYTES
         for page in few(pages):
-            _WORD.pack_into(memory, start + page * size, value)
+            self._words[start + page * record] = value
 
     # -- sections -------------------------------------------------------------------------------------------------
 
@@ -226,19 +233,20 @@ class TableWriter:
         word = write.invalidations << 32 | write.epoch
         _, _, length, used = NAMESPACE_HEAD.unpack_from(self._memory, at)
         if not used or self._memory[content : content + length] != write.canonical:
-            _WORD.pack_into(self._memory, at + USED, 0)
+            self._words[(at + USED) // _WORD_BYTES] = 0
             self._memory[content : content + len(write.canonical)] = write.canonical
             NAMESPACE_HEAD.pack_into(self._memory, at, word, write.namespace, len(write.canonical), 0)
-            _WORD.pack_into(self._memory, at + USED, 1)
-        _WORD.pack_into(self._memory, at, word)
+            self._words[(at + USED) // _WORD_BYTES] = 1
+        self._words[at // _WORD_BYTES] = word
 
     def _session(self, write: SessionRecord) -> None:
         """A session that goes on with a new epoch is never seen as over."""
         at = self.geometry.sessions_at + write.slot * SESSION_BYTES
-        if write.epoch and _WORD.unpack_from(self._memory, at)[0] != write.session:
-            _WORD.pack_into(self._memory, at + 8, 0)
+        epoch = at // _WORD_BYTES + 1
+        if write.epoch and self._words[epoch - 1] != write.session:
+            self._words[epoch] = 0
             SESSION.pack_into(self._memory, at, write.session, 0, write.token)
-        _WORD.pack_into(self._memory, at + 8, write.epoch)
+        self._words[epoch] = write.epoch
 
 
 _STORE: dict[type, Callable[[TableWriter, Any], None]] = {

@@ -12,9 +12,10 @@
     FREE                                         free
 
 Why any state that a kill can leave is good: a record's state word is stored last and whole, so each record is as it
-was before a write or as it is after, or is a cached page on its way to somebody else, which is not sound. A page is linked to its parent by the parent's id *and generation*: a parent that
-left and came back as something else is not taken for what it was. A worker is told of a page only when the table says
-so; what the table says and no worker was told is claimed by nobody and comes back.
+was before a write or as it is after, or is a cached page on its way to somebody else, which is not sound. A page is
+linked to its parent by the parent's id *and generation*: a parent that left and came back as something else is not
+taken for what it was. A worker is told of a page only when the table says so; what the table says and no worker was
+told is claimed by nobody and comes back.
 
 Stamps: a page's place in the order of eviction is the latest stamp of its own and of those of the pages that continue
 it. A page without either was held when the daemon died, and is the newest.

@@ -170,17 +170,7 @@ def test_a_session_that_goes_on_is_never_seen_as_over(table, monkeypatch: pytest
     writer, reader = table
     writer.apply(SessionRecord(1, 9, 1, b"t" * 16))
     seen = []
-    word = struct.Struct("@Q")
-
-    class Watched:
-        unpack_from = staticmethod(word.unpack_from)
-
-        @staticmethod
-        def pack_into(memory, at: int, value: int) -> None:
-            word.pack_into(memory, at, value)
-            seen.append(reader.session(1))
-
-    monkeypatch.setattr("radixkv.device.writer._WORD", Watched)
+    monkeypatch.setattr(writer, "_words", _Watched(writer._words, lambda _, __: seen.append(reader.session(1))))
     writer.apply(SessionRecord(1, 9, 2, b"t" * 16))
     assert seen == [(9, 2, b"t" * 16)]
     seen.clear()
@@ -262,7 +252,7 @@ def test_the_state_word_is_stored_last(table, monkeypatch: pytest.MonkeyPatch, c
             if count > 8:
                 patch.setattr(writer, "_states", _Refusing(cut))
             else:
-                patch.setattr("radixkv.device.writer._WORD", _CutWord(STATE, GEOMETRY, cut))
+                patch.setattr(writer, "_words", _Watched(writer._words, before=_at_state_words(cut)))
             writer.apply(write)
 
     without_last_store(Assign("default", pages, 7, 1, 1))
@@ -284,19 +274,44 @@ class _Refusing:
         self.cut()
 
 
-class _CutWord:
-    """The packer of single words, which fails at state words."""
+class _Watched:
+    """The table's words; ``after`` and ``before`` are called with place and value of each store."""
 
-    def __init__(self, offset: int, geometry: Geometry, cut) -> None:
-        self._word = struct.Struct("<Q")
-        self._is_state = lambda at: (at - geometry.records_at) % geometry.record_bytes == offset
-        self._cut = cut
-        self.unpack_from = self._word.unpack_from
+    def __init__(self, words, after=None, before=None) -> None:
+        self._words, self._after, self._before = words, after, before
 
-    def pack_into(self, memory, at: int, value: int) -> None:
-        if self._is_state(at):
-            self._cut()
-        self._word.pack_into(memory, at, value)
+    def __getitem__(self, at: int) -> int:
+        return self._words[at]
+
+    def __setitem__(self, at: int, value: int) -> None:
+        if self._before:
+            self._before(at, value)
+        self._words[at] = value
+        if self._after:
+            self._after(at, value)
+
+
+def _at_state_words(cut):
+    def before(at: int, _: int) -> None:
+        if (at * 8 - GEOMETRY.records_at) % GEOMETRY.record_bytes == STATE:
+            cut()
+
+    return before
+
+
+def test_no_word_is_ever_seen_half_stored(table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pages: the stores of each record, one by one. A word goes from its old to its new value at once."""
+    writer, reader = table
+    stores: list[tuple[int, int]] = []
+    monkeypatch.setattr(writer, "_words", _Watched(writer._words, lambda at, value: stores.append((at, value))))
+    writer.apply(Assign("default", packed([3]), 7, 1, 1))
+    first = GEOMETRY.records_at // 8 + 3 * GEOMETRY.record_bytes // 8
+    assert [at - first for at, _ in stores] == [0, 1, 2, 3, 4, 5], "generation first, then check, the state last"
+    assert stores[0][1] == 1 and stores[-1][1] == PRIVATE
+    stores.clear()
+    writer.apply(published([3]))
+    assert [at - first for at, _ in stores] == [4, 5]
+    assert int(reader.records["state"][3]) == CACHED
 
 
 def test_generations_of_a_page_table_in_one_look(table) -> None:
