@@ -46,6 +46,20 @@ def test_order_within_a_sequence_whatever_the_order_of_events(desk: Any, new_eve
     assert desk.bodies == [Step(commit=[Commit(seq.id, 4), Commit(seq.id, 8)])]
 
 
+def test_nothing_follows_until_the_last_message_is_answered(desk: Any, new_event: Any) -> None:
+    """Messages of different threads may overtake each other; those of one sequence must not."""
+    seq, first, second = desk.sequence(), new_event(), new_event()
+    desk.run(verbs.commit(desk.core, seq, 4, first))
+    desk.run(verbs.commit(desk.core, seq, 8, second))
+    first.done = True
+    (flying,), _ = desk.core.outbox.take(desk.session, 0.0)
+    second.done = True
+    assert desk.core.outbox.take(desk.session, 0.0) == ([], [])
+    desk.core.outbox.landed(flying, desk.session)
+    (following,), _ = desk.core.outbox.take(desk.session, 0.0)
+    assert [item.n for item in flying.items + following.items] == [4, 8]
+
+
 def test_other_sequences_do_not_wait(desk: Any, new_event: Any, good: Any) -> None:
     desk.answer = good
     slow, quick = desk.sequence(), desk.sequence()

@@ -48,6 +48,24 @@ def test_a_commit_never_goes_back():
     assert one.step(commit=[commands.Commit(held.seq, 6)]).commit == [None]
 
 
+def test_a_fork_begins_at_what_is_committed_at_the_latest():
+    _, one = workers(8, 1)
+    held = one.reserve(range(6))
+    one.commit(held, 5)
+    late = one.step(share=[commands.Share(held.seq, 6, 1, 90)]).share[0]
+    assert code(late) == "bad_request"
+    assert len(one.fork(held, at=5)) == 1
+
+
+def test_the_prefix_that_is_found_is_no_room_for_the_rest():
+    pair, one = workers(4, 1)
+    one.cache(range(8))
+    one.reserve([99])
+    refused_for_pages(one.try_reserve(range(20)), need=3, available=1)
+    assert one.reserve(range(12)).cached == 8
+    assert counts(pair) == {"private": 2, "cached": 2}
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_sequence_may_be_as_long_as_the_limit_and_no_longer(more):
     pair, one = workers(8, 1)
