@@ -30,7 +30,7 @@ from radixkv.errors import ConfigError, VersionMismatch
 from radixkv.ipc.attach import Listener
 from radixkv.ipc.endpoint import Claim, Endpoint, open_socket, prepare_directory, resolve
 from radixkv.ipc.fdstore import SESSIONS_MAX, Store, Stored, find_store, raise_open_files, take_stored
-from radixkv.ipc.member import stored_members
+from radixkv.ipc.member import never_welcomed, stored_members
 from radixkv.ipc.router import Router
 from radixkv.ipc.signals import signal_socket
 
@@ -249,10 +249,20 @@ class _Starter:
                 os.close(fd)
         return pools
 
+    def _drop_half_joined(self) -> None:
+        """Ranks that do not know that they had joined: the session goes on without them, and they will ask again."""
+        for (_, rank), name in stored_members(self._stored).items():
+            lifelines = [fd for fd in self._stored[name] if stat.S_ISFIFO(os.fstat(fd).st_mode)]
+            if rank and any(map(never_welcomed, lifelines)):
+                self._drop(name)
+                for fd in self._stored.pop(name):
+                    os.close(fd)
+
     def _recover(self, boot_id: str, pools: Mapping[str, PoolMemory]) -> Engine:
         """Errors: RecoveryFailed; the tables are marked then."""
         tables = {name: memory.table for name, memory in pools.items()}
         cache_id = next(iter(tables.values())).geometry.cache_id
+        self._drop_half_joined()
         members = stored_members(self._stored).keys()
         attached = {session for session, _ in members}
         images, sessions = {}, []

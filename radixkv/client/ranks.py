@@ -177,22 +177,25 @@ class _Tie:
         self._thread.start()
 
     def _join(self) -> Session:
+        """Also when a daemon dies over it: then the next one has not heard of us."""
         until = time.monotonic() + self._timeout
         while True:
             try:
-                attachment = Attachment(self.endpoint, self._timeout)
+                return self._join_once()
             except Unavailable:
                 if time.monotonic() + RETRY_FIRST_S >= until:
                     raise
                 time.sleep(RETRY_FIRST_S)
-                continue
-            with ExitStack() as undo:
-                undo.callback(attachment.close)
-                session = Session(attachment.join(self._identity, self._token, self.rank))
-                self._connection = Connection(attachment, session)
-                self._connection.enter()
-                undo.pop_all()
-            return session
+
+    def _join_once(self) -> Session:
+        attachment = Attachment(self.endpoint, self._timeout)
+        with ExitStack() as undo:
+            undo.callback(attachment.close)
+            session = Session(attachment.join(self._identity, self._token, self.rank))
+            self._connection = Connection(attachment, session)
+            self._connection.enter()
+            undo.pop_all()
+        return session
 
     # -- what a member asks -------------------------------------------------------------------------------------------
 

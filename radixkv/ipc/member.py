@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 
 from radixkv.ipc.attach import Ghost, Peer
@@ -72,3 +74,16 @@ def has_ended(lifeline: int) -> bool:
     poll = select.poll()
     poll.register(lifeline, 0)
     return bool(poll.poll(0))
+
+
+def mark_welcomed(lifeline: int) -> None:
+    """Into the write end, when the welcome that it goes with has been sent: a byte that stays there."""
+    with contextlib.suppress(OSError):  # a member that was refused: nobody has the other end
+        os.write(lifeline, b"w")
+
+
+def never_welcomed(lifeline: int) -> bool:
+    """The daemon was killed between keeping the read end and sending the welcome: nobody ever had the other end."""
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    return bool(ends := poll.poll(0)) and not ends[0][1] & select.POLLIN

@@ -46,7 +46,7 @@ from radixkv.errors import BadRequest, LimitExceeded, RadixKVError, SessionLost,
 from radixkv.ipc import wire
 from radixkv.ipc.attach import Ghost, Listener, Peer, same_process
 from radixkv.ipc.fdstore import MEMBERS_MAX, Store, Stored
-from radixkv.ipc.member import Member, Session, has_ended, stored_members, stored_name
+from radixkv.ipc.member import Member, Session, has_ended, mark_welcomed, stored_members, stored_name
 
 HELLO_WITHIN_S = 10.0
 """A connection that has not said hello by then is closed."""
@@ -201,6 +201,7 @@ class Members:
             answer, fds = failure(error), ()
         sent = peer.send(answer, fds)
         for fd in given:
+            mark_welcomed(fd)
             os.close(fd)
         if not sent:
             self._disconnected(member)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import radixkv
 from radixkv.commands import (
     Bye,
     Claim,
@@ -529,6 +530,42 @@ def test_a_bug_makes_the_next_start_cold_and_a_crash_does_not(
 
 
 # -- drain ------------------------------------------------------------------------------------------------------------
+
+
+DIES_WHILE_A_RANK_JOINS = """
+import os, sys
+from radixkv.config import Config, KVSpec, PoolConfig, ServerConfig
+from radixkv.daemon import serve
+from radixkv.ipc.members import Members
+real_keep, flag = Members._keep, sys.argv[2]
+
+def keep(self, member, session, rank):
+    kept = real_keep(self, member, session, rank)
+    if rank and os.path.exists(flag):
+        os.unlink(flag)
+        os.abort()
+    return kept
+
+Members._keep = keep
+pool = PoolConfig("default", KVSpec(1, 1, 8, "float32", 4), 16, ranks=2)
+sys.exit(serve(Config(ServerConfig(endpoint="ipc://" + sys.argv[1]), pools=(pool,))))
+"""
+
+
+def test_a_daemon_that_dies_while_a_rank_joins_ends_nothing(keep, tmp_path: Path) -> None:
+    """The store has the rank, the rank has no answer: it asks the next daemon, and the group's sequences go on."""
+    flag = tmp_path / "flag"
+    flag.touch()
+    keeper = keep(sys.executable, "-c", DIES_WHILE_A_RANK_JOINS, f"{tmp_path}/r.sock", str(flag))
+    endpoint = str(ready(keeper)["endpoint"])
+    with radixkv.connect(endpoint) as client:
+        seq = client.pool("default").reserve(range(9), namespace=radixkv.Namespace("m"))
+        with radixkv.attach(endpoint, client.group_token, 1) as member:
+            assert not flag.exists(), "a daemon has died over this"
+            seq.commit(9)
+            assert seq.valid() and member.valid()
+    keeper.terminate()
+    assert ended(keeper)[0] == 0
 
 
 def drain(endpoint: str, *flags: str) -> subprocess.CompletedProcess[str]:
