@@ -24,7 +24,7 @@ SIMULATOR = dict.fromkeys(
         "unknown copy", "granted", "hit_tokens", "shadow_pages", "evicted_pages", "forks", "adopted", "wound down",
     ),
     50,
-)  # fmt: skip
+) | {"read, overwritten": 10}  # fmt: skip
 """``late commit``: of a session that is over; ``torn``: a command of which only a part was stored; ``kept``: sequences
 that went on with another daemon; ``read, overwritten``: and ``valid()`` said so."""
 
