@@ -20,8 +20,8 @@ POOL = "bench"
 NAMESPACE = b"bench"
 SPEC = KVSpec(layers=1, kv_heads=1, head_dim=64, dtype="float16", page_size=workload.PAGE_SIZE)
 SESSION = 1
-Admission = tuple[Request, Request, Request]
-"""One request's life as commands: reserve, commit, free."""
+Admission = tuple[Request, ...]
+"""One request's life as commands: reserve, commit, free; or the last two as one."""
 
 NOW = 1.0
 LATER = 1e9
@@ -67,7 +67,18 @@ class Core:
         return Request(SESSION, self.epoch, self.next_request(), LATER, body)
 
     def admission(self, tokens: bytes) -> Admission:
-        """One request's life, to be carried out in the order in which it was made."""
+        """One request's life as an engine sends it that ends a request: reserve; commit and free in one command.
+
+        To be carried out in the order in which it was made.
+        """
+        seq = self.next_sequence()
+        return (
+            self.request(Reserve(POOL, seq, NAMESPACE, tokens, 0, "keep")),
+            self.request(Step(free=[Free(seq, len(tokens) // TOKEN_BYTES)])),
+        )
+
+    def admission_in_three(self, tokens: bytes) -> Admission:
+        """The same with a command for each verb."""
         seq = self.next_sequence()
         return (
             self.request(Reserve(POOL, seq, NAMESPACE, tokens, 0, "keep")),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from bench import scale, workload
-from bench.core import LATER, LIMITS, NAMESPACE, NOW, SESSION, Core, churning
+from bench.core import LATER, LIMITS, NAMESPACE, NOW, SESSION, Admission, Core, churning
 from bench.rows import Row, report, row
 from bench.stopwatch import quiet, summarize, time_each
 from radixkv.commands import Commit, Extend, Request, Step, Stepped
 from radixkv.ipc import wire
 from radixkv.tree.node import Node
 from radixkv.types import TOKEN_BYTES
+
+Maker = Callable[[Core, bytes], Admission]
 
 EDGES = (1, 16, 64)
 ROUNDS = 40
@@ -36,6 +38,7 @@ def rows() -> Iterator[Row]:
     yield admission_row()
     yield churn_row("index.churn_us", workload.W4, ADMISSIONS)
     yield churn_row("index.churn_small_us", workload.W4B, SMALL_ADMISSIONS)
+    yield churn_row("index.churn_small_in_three_us", workload.W4B, SMALL_ADMISSIONS, Core.admission_in_three)
     yield step_row()
     yield from scale.rows()
 
@@ -106,22 +109,24 @@ def admission_row() -> Row:
     core = Core(workload.TREE_POOL_PAGES)
     core.admit_all(tree.admissions())
     new_pages = (workload.CONVERSATION_TOKENS - workload.W3_CACHED_TOKENS) // workload.PAGE_SIZE
-    return _admissions("index.admit_4096_us", core, islice(tree.half_cached(), WARM + ADMISSIONS), new_pages)
+    requests = islice(tree.half_cached(), WARM + ADMISSIONS)
+    return _admissions(
+        "index.admit_4096_us", core, [core.admission(tokens.tobytes()) for tokens in requests], new_pages
+    )
 
 
-def churn_row(name: str, work: workload.Churn, count: int) -> Row:
+def churn_row(name: str, work: workload.Churn, count: int, made_by: Maker = Core.admission) -> Row:
     """W4, W4b: the same into a full pool, where each admission evicts what it needs."""
     core = churning(work)
     evicted = core.pool.counters["evicted_pages"]
     requests = islice(workload.stream(work), work.fill, work.fill + WARM + count)
-    made = _admissions(name, core, requests, work.new_pages)
+    made = _admissions(name, core, [made_by(core, tokens.tobytes()) for tokens in requests], work.new_pages)
     if core.pool.counters["evicted_pages"] - evicted < count * work.new_pages:
         raise RuntimeError("every admission into a full pool should evict")
     return made
 
 
-def _admissions(name: str, core: Core, sequences: Iterator[workload.Tokens], new_pages: int) -> Row:
-    admissions = [core.admission(tokens.tobytes()) for tokens in sequences]
+def _admissions(name: str, core: Core, admissions: list[Admission], new_pages: int) -> Row:
     committed = core.pool.counters["committed_pages"]
     with quiet():
         time_each(core.carry_out, admissions[:WARM])

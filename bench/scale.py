@@ -101,9 +101,8 @@ def reserve_chunk(core: Core, source: np.random.Generator) -> list[int]:
     step = core.engine.step
 
     def reserves() -> Iterator[Request]:
-        for reserve, commit, free in admissions:
+        for reserve, free in admissions:
             yield reserve
-            step(commit, NOW)
             step(free, NOW)
 
     measured = time_each(lambda reserve: step(reserve, NOW), reserves())

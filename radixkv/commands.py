@@ -8,6 +8,7 @@ Units: ``tokens`` are packed little-endian uint32, ``pages`` packed little-endia
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -28,7 +29,13 @@ CopyRow = tuple[int, int, int]
 
 
 class Free(Struct, array_like=True, frozen=True):
+    """The sequence is over. ``commit``: its first n tokens are complete, as by a commit just before (0: nothing new).
+
+    If that is refused, the refusal is the answer, and the sequence is over all the same.
+    """
+
     seq: Natural
+    commit: Natural = 0
 
 
 class Truncate(Struct, array_like=True, frozen=True):
@@ -518,7 +525,7 @@ class Outcome(Struct):
 
     reply: Reply | None = None
     writes: list[Write] = []
-    granted: list[Granted] = []
-    effects: list[Copy] = []
-    ended: list[int] = []
+    granted: Sequence[Granted] = ()
+    effects: Sequence[Copy] = ()
+    ended: Sequence[int] = ()
     """Sessions whose end this command brought about (by the core's own judgement: lapsed and revoked)."""

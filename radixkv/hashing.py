@@ -24,13 +24,20 @@ def namespace_root(canonical: bytes, invalidations: int) -> bytes:
 def chain(parent: bytes, tokens: bytes, page_token_bytes: int) -> bytes:
     """Chain hashes of consecutive full pages: ``len(tokens) // page_token_bytes`` hashes of 16 bytes, joined."""
     digest = xxh3_128_digest
-    pages = _page_cutter(page_token_bytes).iter_unpack(tokens)
+    count = len(tokens) // page_token_bytes
+    if count <= _FEW:
+        return b"".join([parent := digest(parent + page) for page in _cutter(page_token_bytes, count).unpack(tokens)])
+    pages = _cutter(page_token_bytes, 1).iter_unpack(tokens)
     return b"".join([parent := digest(parent + page) for (page,) in pages])
 
 
+_FEW = 64
+"""Up to so many pages are cut apart at once; beyond, the cutters that are kept would be many and large."""
+
+
 @cache
-def _page_cutter(page_token_bytes: int) -> Struct:
-    return Struct(f"{page_token_bytes}s")
+def _cutter(page_token_bytes: int, count: int) -> Struct:
+    return Struct(f"{page_token_bytes}s" * count)
 
 
 def last(hashes: bytes | bytearray) -> bytes:

@@ -15,9 +15,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bench.peers.recipes import PEERS, ROOT, Peer
+from bench.peers.recipes import OURS, PEERS, ROOT, Peer
 from bench.peers.report import Figures, rows, table, verdict
 
 SLICES = {"W3": (5, 60), "W4": (5, 60), "W4b": (10, 200)}
@@ -125,9 +125,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", action="append", choices=[p.name for p in PEERS], help="only this one (repeatable)")
+    parser.add_argument("--three", action="store_true", help="radixkv's admissions in three commands, not two")
     parser.add_argument("--json", action="store_true", help="one object a line instead of the table")
     arguments = parser.parse_args()
     chosen = [peer for peer in PEERS if not arguments.peer or peer.name in arguments.peer]
+    if arguments.three:
+        chosen = [replace(peer, arguments=("three",)) if peer.name == OURS else peer for peer in chosen]
     try:
         sys.exit(0 if run(chosen, arguments.rounds, arguments.json) else 1)
     except PeerFailed as error:

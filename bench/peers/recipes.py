@@ -94,7 +94,7 @@ class Peer:
 
 OURS = "radixkv"
 PEERS = (
-    Peer(OURS, None, "run_radixkv", "reserve, commit, free as ready-made commands; all of the engine, sessions too"),
+    Peer(OURS, None, "run_radixkv", "reserve, commit and free as ready-made commands; all of the engine"),
     Peer("sglang rust", SGLANG, "run_sglang", "match, lock, evict, allocate, insert, unlock; Rust tree", ("rust",)),
     Peer("sglang radix", SGLANG, "run_sglang", "the same; RadixCache in Python", ("radix",)),
     Peer("vllm sha256", VLLM, "run_vllm", "hash the blocks, find, allocate (evicts), free; its default", ("sha256",)),

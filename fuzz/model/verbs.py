@@ -119,9 +119,14 @@ def copied(state: State, session: SessionModel, seq: int) -> None:
 
 
 def free(state: State, session: SessionModel, item: commands.Free) -> None:
-    own(state, session, item.seq)
-    with state.settled():
-        del session.sequences[item.seq]
+    sequence = own(state, session, item.seq)
+    try:
+        if item.commit:
+            commit(state, session, commands.Commit(item.seq, item.commit))
+            state.publish_rest(sequence)
+    finally:
+        with state.settled():
+            del session.sequences[item.seq]
 
 
 def truncate(state: State, session: SessionModel, item: commands.Truncate, actual: object) -> commands.Truncated:

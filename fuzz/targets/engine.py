@@ -174,7 +174,7 @@ class EngineTarget:
         odd = rng.random() < 0.03
         match kind:
             case "free":
-                return commands.Free(seq)
+                return commands.Free(seq, rng.choice((0, committed, length, length + odd)))
             case "truncate":
                 return commands.Truncate(seq, rng.choice((rng.randint(0, length), committed, length + odd)))
             case "commit":

@@ -144,7 +144,7 @@ class WireTarget:
     def _step_body(self) -> commands.Step:
         rng, n = self._rng, self._natural
         return commands.Step(
-            free=[commands.Free(n()) for _ in range(rng.randint(0, 3))],
+            free=[commands.Free(n(), rng.choice((0, n()))) for _ in range(rng.randint(0, 3))],
             truncate=[commands.Truncate(n(), n()) for _ in range(rng.randint(0, 3))],
             commit=[commands.Commit(n(), n()) for _ in range(rng.randint(0, 3))],
             extend=[commands.Extend(n(), self._tokens(), rng.randint(0, 9)) for _ in range(rng.randint(0, 3))],

@@ -45,7 +45,7 @@ class PagePool:
         self.move(pages, FREE, TAKE)
         return pages
 
-    def give(self, pages: Sequence[int] | array[int], state: State, event: Event) -> bytes:
+    def give(self, pages: Sequence[int] | array[int], state: int, event: int) -> bytes:
         """Pages in ``state`` become free by ``event``. Returns their packed ids."""
         ids = pages if type(pages) is array else array("i", pages)
         if len(ids) >= _FEW and len(set(ids)) < len(ids):  # fewer are looked at one by one, which finds it
@@ -55,26 +55,26 @@ class PagePool:
         self.free.give(packed)
         return packed
 
-    def move(self, pages: array[int], state: State, event: Event) -> None:
-        """All ``pages`` are in ``state``; ``event`` happens to them. Anything else is a bug (I1, I3)."""
-        before = int(state)
+    def move(self, pages: array[int], before: int, event: int) -> None:
+        """All ``pages`` are in state ``before``; ``event`` happens to them. Anything else is a bug (I1, I3)."""
         after = NEXT[event][before]
         if after == ILLEGAL:
-            raise BrokenInvariant("I1", f"a {state.name} page cannot {event.name}")
+            raise BrokenInvariant("I1", f"a {State(before).name} page cannot {Event(event).name}")
         count = len(pages)
         if count < _FEW:
             states = self.states
             for page in pages:
                 if states[page] != before:
-                    raise BrokenInvariant("I3", f"page {page} is {State(states[page]).name}, not {state.name}")
+                    raise BrokenInvariant("I3", f"page {page} is {State(states[page]).name}, not {State(before).name}")
                 states[page] = after
         else:
             ids = np.frombuffer(pages, np.int32)
             if self._states.take(ids).tobytes() != bytes((before,)) * count:
-                raise BrokenInvariant("I3", f"of {count} pages not all are {state.name}")
+                raise BrokenInvariant("I3", f"of {count} pages not all are {State(before).name}")
             self._states[ids] = after
-        self.counts[before] -= count
-        self.counts[after] += count
+        counts = self.counts
+        counts[before] -= count
+        counts[after] += count
 
     def hold(self, page: int, times: int = 1) -> None:
         """``times`` more holders of a private or shadow page."""

@@ -96,12 +96,17 @@ class CopiedItem(Item):
 
 
 class FreeItem(Item):
-    __slots__ = ()
+    __slots__ = ("commit",)
     field, rank = "free", 1
+
+    def __init__(self, seq: SequenceState, commit: int = 0) -> None:
+        """``commit``: the first n tokens are complete, before the sequence is given up."""
+        super().__init__(seq)
+        self.commit = natural("commit", commit)
 
     @property
     def record(self) -> Free:
-        return Free(self.seq.id)
+        return Free(self.seq.id, self.commit)
 
     def settle(self, result: Any) -> None:
         super().settle(result)

@@ -215,7 +215,7 @@ class Outbox:
 
     def _distrust(self, seq: SequenceState, queue: deque[Deferred], front: Deferred) -> None:
         """After a fence that failed nothing of the sequence is published any more; giving it up is still right."""
-        left = [Deferred(deferred.item, None) for deferred in (front, *queue) if isinstance(deferred.item, FreeItem)]
+        left = [Deferred(FreeItem(seq), None) for deferred in (front, *queue) if isinstance(deferred.item, FreeItem)]
         queue.clear()
         queue.extend(left)
         if front.failure is not None:

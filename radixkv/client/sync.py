@@ -262,9 +262,13 @@ class Sequence(SequenceState):
         """The caller has carried out copy_rows; their source pages are released."""
         self._run(verbs.copied(self.pool.core, self, after))
 
-    def free(self, after: Event | None = None) -> None:
-        """Give the sequence up: committed full pages stay cached, the rest goes back. Twice is a no-op."""
-        self._run(verbs.free(self.pool.core, self, after))
+    def free(self, after: Event | None = None, *, commit: int = 0) -> None:
+        """Give the sequence up: committed full pages stay cached, the rest goes back. Twice is a no-op.
+
+        ``commit``: the first so many tokens are complete; as ``commit(n)`` just before, in the same round trip. If that
+        is refused the error is raised, and the sequence is given up all the same.
+        """
+        self._run(verbs.free(self.pool.core, self, after, commit))
 
     def handoff(self, ttl: float = TICKET_TTL_S, after: Event | None = None) -> bytes:
         """A ticket by which another client adopts this sequence within ``ttl`` seconds; here it is over."""

@@ -287,17 +287,17 @@ def compact(core: Core, seq: SequenceState) -> Verb[None]:
     item.outcome()
 
 
-def free(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
+def free(core: Core, seq: SequenceState, after: Event | None, commit: int = 0) -> Verb[None]:
     """Freeing twice is a no-op. An error of an earlier deferred operation is raised after the free has been sent.
 
     Waits for no daemon that is yet to come: the outbox will tell it.
     """
     if seq.closed:
         return
+    item = FreeItem(seq, commit)
     if seq.lost or not seq.session.away:
         yield from same_session(seq)
     seq.closed = True
-    item = FreeItem(seq)
     if seq.session.away or core.outbox.behind(seq) or not done(after):
         core.outbox.defer(item, after)
         return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from msgspec.structs import astuple
 
 from radixkv.commands import (
     Commit,
@@ -21,26 +23,31 @@ from radixkv.commands import (
 )
 from radixkv.engine import commit, plan
 from radixkv.engine.plan import Worker
+from radixkv.engine.pool import Pool
+from radixkv.engine.sequence import Sequence
 from radixkv.engine.state import State
 from radixkv.errors import BadRequest, LimitExceeded, RadixKVError
 
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
 
+NONE: list[Any] = []
+"""The results of no items, in every reply that has none: replies are never changed."""
+
 
 def step(state: State, session: Worker, body: Step) -> Reply:
-    items = len(body.free) + len(body.truncate) + len(body.commit)
-    items += len(body.extend) + len(body.share) + len(body.copied)
+    free, truncate, commits, extend, share, copied = lists = astuple(body)
+    items = sum(map(len, lists))
     if items > state.config.limits.batch_items:
         raise LimitExceeded("too many items in one step", items=items, limit=state.config.limits.batch_items)
-    copied = _each(state, session, _copied, body.copied) if body.copied else []
+    copies = _each(state, session, _copied, copied) if copied else NONE
     return Stepped(
-        _each(state, session, _free, body.free) if body.free else [],
-        _each(state, session, _truncate, body.truncate) if body.truncate else [],
-        _each(state, session, _commit, body.commit) if body.commit else [],
-        _each(state, session, _extend, body.extend) if body.extend else [],
-        _each(state, session, _share, body.share) if body.share else [],
-        copied,
+        _each(state, session, _free, free) if free else NONE,
+        _each(state, session, _truncate, truncate) if truncate else NONE,
+        _each(state, session, _commit, commits) if commits else NONE,
+        _each(state, session, _extend, extend) if extend else NONE,
+        _each(state, session, _share, share) if share else NONE,
+        copies,
     )
 
 
@@ -62,9 +69,13 @@ def _copied(state: State, session: Worker, identity: int) -> None:
 
 def _free(state: State, session: Worker, item: Free) -> None:
     seq, pool = state.known(session, item.seq)
-    del session.sequences[item.seq]
-    state.charge(session, pool, seq.shared - len(seq.pages))
-    pool.close(seq)
+    try:
+        if item.commit:
+            _complete(session, pool, seq, item.commit)
+    finally:  # a commit that is refused keeps nobody's pages
+        del session.sequences[item.seq]
+        state.charge(session, pool, seq.shared - len(seq.pages))
+        pool.close(seq)
 
 
 def _truncate(state: State, session: Worker, item: Truncate) -> Truncated:
@@ -78,13 +89,20 @@ def _truncate(state: State, session: Worker, item: Truncate) -> Truncated:
 
 
 def _commit(state: State, session: Worker, item: Commit) -> None:
-    seq, pool = state.find(session, item.seq)
+    seq, pool = state.known(session, item.seq)
+    _complete(session, pool, seq, item.n)
+
+
+def _complete(session: Worker, pool: Pool, seq: Sequence, n: int) -> None:
+    """The first ``n`` tokens are. Errors: BadRequest."""
+    if pool.publishing:
+        pool.settle(seq)
     if pool.config.ranks > len(session.ranks):
         raise BadRequest(
             "a commit speaks for all ranks, and not all have joined", ranks=pool.config.ranks, joined=len(session.ranks)
         )
-    plan.check_commit(seq, item)
-    commit.do_commit(pool, seq, item.n)
+    plan.check_commit(seq, n)
+    commit.do_commit(pool, seq, n)
 
 
 def _extend(state: State, session: Worker, item: Extend) -> bytes:

@@ -6,15 +6,19 @@ from array import array
 
 from radixkv.allocator.page_states import CACHED, PRIVATE, SHADOW
 from radixkv.commands import CopyRow, Reserve, Reserved, Share, Shared, Truncate, Truncated
+from radixkv.engine.namespaces import Namespace
 from radixkv.engine.plan import ReservePlan, SharePlan, TruncatePlan
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
-from radixkv.tree.node import Node, Root
+from radixkv.tree.node import Node
 from radixkv.types import PAGE_ID_BYTES, TOKEN_BYTES
 
 
-def do_reserve(pool: Pool, session: int, root: Root, body: Reserve, plan: ReservePlan) -> tuple[Sequence, Reserved]:
+def do_reserve(
+    pool: Pool, session: int, namespace: Namespace, body: Reserve, plan: ReservePlan
+) -> tuple[Sequence, Reserved]:
     match, shared, cached = plan.match, plan.shared, plan.cached
+    root = namespace.root
     node: Node = root
     if match.pages:
         node, woken = pool.tree.pin(match)
@@ -22,15 +26,15 @@ def do_reserve(pool: Pool, session: int, root: Root, body: Reserve, plan: Reserv
     found = b"".join(match.parts)
     new = pool.take(plan.new, session, root)
     table = found[: shared * PAGE_ID_BYTES] + new.tobytes()
-    seq = Sequence((pool.name, session, body.seq), root, node, body.tokens, array("i", table))
-    seq.depth = match.pages
-    seq.shared = seq.published = shared
-    seq.cached = seq.committed = cached
+    seq = Sequence(
+        pool.name, session, body.seq, root, node, body.tokens, array("i", table),
+        match.pages, shared, shared, cached, cached,
+    )  # fmt: skip
     rows: list[CopyRow] = []
     if plan.copies:
         seq.source = int.from_bytes(found[-PAGE_ID_BYTES:], "little")
         rows.append((seq.source, new[0], pool.page_size - 1))
-    pool.opened(seq)
+    pool.opened(namespace)
     counters = pool.counters
     counters["asked_tokens"] += len(body.tokens) // TOKEN_BYTES
     counters["hit_tokens"] += cached
@@ -117,17 +121,17 @@ def do_share(pool: Pool, seq: Sequence, item: Share, plan: SharePlan) -> tuple[l
     if depth and item.count:
         pool.tree.hold(node, item.count)
     table = seq.pages[: plan.shared]
-    shadows = seq.shadows.intersection(table) if seq.shadows else set()
+    shadows = seq.shadows.intersection(table)
     tails = pool.take(item.count if plan.rows else 0, seq.session, seq.root)
     tokens = bytes(seq.tokens[: plan.at * TOKEN_BYTES])
     children = []
     rows: list[CopyRow] = []
     for index in range(item.count):
-        child = Sequence((pool.name, seq.session, item.first_child + index), seq.root, node, tokens, table[:])
+        child = Sequence(pool.name, seq.session, item.first_child + index, seq.root, node, tokens, table[:])
         child.depth = depth
         child.shared = child.published = plan.shared
         child.cached = child.committed = plan.at
-        child.shadows = set(shadows)
+        child.shadows = shadows
         for page in shadows:
             pool.pages.hold(page)
         if source >= 0:
@@ -135,7 +139,7 @@ def do_share(pool: Pool, seq: Sequence, item: Share, plan: SharePlan) -> tuple[l
             child.source = source
             rows.append((source, tails[index], plan.rows))
             _hold_source(pool, child, source, in_tree)
-        pool.opened(child)
+        pool.opened(pool.namespaces.of(seq.root))
         children.append(child)
     return children, Shared(plan.at, plan.shared, tails.tobytes(), rows)
 

@@ -153,7 +153,14 @@ class Engine(State):
         try:
             if now > request.deadline:
                 raise _too_late(request, now)
-            reply = self._execute(session, request, now)
+            body = request.body
+            reply: Reply | None
+            if type(body) is Step:
+                reply = batch.step(self, session, body)
+            elif type(body) is Reserve:
+                reply = reserving.reserve(self, session, request, body, now)
+            else:
+                reply = self._execute(session, request, now)
         except RadixKVError as error:
             reply = self._refusal(error)
         if reply is not None:
@@ -181,13 +188,8 @@ class Engine(State):
         return self._lookup(body)
 
     def _execute(self, session: Worker, request: Request, now: float) -> Reply | None:
-        body = request.body
-        kind = type(body)
-        if kind is Step:
-            return batch.step(self, session, body)  # type: ignore[arg-type]
-        if kind is Reserve:
-            return reserving.reserve(self, session, request, body, now)  # type: ignore[arg-type]
-        match body:
+        """All but the two commands that engines send all day."""
+        match body := request.body:
             case Heartbeat():
                 return Done()
             case Resume():

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from radixkv.allocator.page_states import CACHED, FREE
-from radixkv.commands import Commit, Extend, Reply, Reserve, Share, Truncate
+from radixkv.commands import Extend, Reply, Reserve, Share, Truncate
 from radixkv.config import LAST_PAGE_MODES, Limits
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
@@ -58,10 +58,9 @@ def floor_missing(pool: Pool, session: Worker) -> int:
 
 def token_count(packed: bytes, limits: Limits, already: int, headroom: int) -> int:
     """Number of packed tokens. Errors: BadRequest (no multiple of 4), LimitExceeded (with those there are already)."""
-    size = len(packed)
-    if size % TOKEN_BYTES:
-        raise BadRequest("tokens are 4 bytes each", bytes=size)
-    count = size // TOKEN_BYTES
+    count, rest = divmod(len(packed), TOKEN_BYTES)
+    if rest:
+        raise BadRequest("tokens are 4 bytes each", bytes=len(packed))
     if already + count + headroom > limits.tokens:
         raise LimitExceeded(
             "a sequence with its headroom may have at most so many tokens",
@@ -88,7 +87,7 @@ def plan_reserve(pool: Pool, session: Worker, body: Reserve) -> ReservePlan:
     if body.last_page not in LAST_PAGE_MODES:
         raise BadRequest(f"last_page is one of {', '.join(LAST_PAGE_MODES)}", last_page=body.last_page)
     tokens = len(body.tokens) // TOKEN_BYTES
-    total = ceil_div(tokens + body.headroom, pool.page_size)
+    total = -(-(tokens + body.headroom) // pool.page_size)
     namespace = pool.namespaces.find(body.namespace)
     match = NO_MATCH if namespace is None else pool.tree.match(namespace.root, body.tokens)
     plan = _shape(pool, match, total, tokens, body.last_page)
@@ -152,12 +151,12 @@ def plan_extend(pool: Pool, session: Worker, seq: Sequence, new: int) -> None:
     require(pool, session, new, pool.room(floor_missing(pool, session)), pool.pages.size - len(seq.pages))
 
 
-def check_commit(seq: Sequence, item: Commit) -> None:
+def check_commit(seq: Sequence, n: int) -> None:
     """Errors: BadRequest."""
-    if not seq.committed <= item.n <= len(seq.tokens) // TOKEN_BYTES:
+    if not seq.committed <= n <= len(seq.tokens) // TOKEN_BYTES:
         raise BadRequest(
             "commit counts from token 0, never goes back and never beyond the length",
-            n=item.n,
+            n=n,
             committed_tokens=seq.committed,
             length=seq.length,
         )

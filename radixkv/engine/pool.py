@@ -23,7 +23,6 @@ from radixkv.allocator.page_states import (
     REUSE,
     SHADE,
     SHADOW,
-    State,
 )
 from radixkv.commands import Assign, NamespaceRecord, Publish, Retire, Stamp, Write
 from radixkv.config import PoolConfig
@@ -43,6 +42,8 @@ COUNTERS = (
     "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
 )  # fmt: skip
 
+LAST_ID = slice(-PAGE_ID_BYTES, None)
+"""Of packed page ids."""
 SLICE_PAGES = 8192
 """How many pages one command or tick hashes and publishes: well under 10 ms."""
 
@@ -105,15 +106,12 @@ class Pool:
 
         The ``Assign`` that follows says all there is to say of them: see ``TableWriter``.
         """
-        gone = []
-        while count > 0:
-            ids = self._trim(self.order.victim(count), count)
-            gone.append(ids)
-            count -= len(ids) // PAGE_ID_BYTES
-        packed = b"".join(gone)
-        pages = array("i", packed)
+        pages = array("i")
+        while (left := count - len(pages)) > 0:
+            pages.frombytes(self._trim(self.order.victim(left), left))
         self.pages.move(pages, CACHED, REUSE)
-        self._evicted(len(pages))
+        self.counters["evicted_pages"] += count
+        self.gained = True  # who waits may have lost a prefix, and with it the hope to fit
         return pages
 
     def _trim(self, leaf: Node, count: int) -> bytes:
@@ -125,11 +123,7 @@ class Pool:
             self.namespaces.emptied(parent)
         return pages
 
-    def _evicted(self, pages: int) -> None:
-        self.gained = True  # who waits may have lost a prefix, and with it the hope to fit
-        self.counters["evicted_pages"] += pages
-
-    def drop(self, pages: array[int], state: State, quarantine: list[int] | None) -> None:
+    def drop(self, pages: array[int], state: int, quarantine: list[int] | None) -> None:
         """One holder lets go of private or shadow pages; the last one sends them to the free list (or quarantine)."""
         if self.pages.extra_holders:
             pages = array("i", [page for page in pages if self.pages.drop(page)])
@@ -155,8 +149,9 @@ class Pool:
     # -- paths --------------------------------------------------------------------------------------------------
 
     def woken(self, nodes: list[Node]) -> None:
+        remove = self.order.remove
         for node in nodes:
-            self.order.remove(node)
+            remove(node)
 
     def next_stamp(self) -> int:
         self.stamp += 1
@@ -168,9 +163,10 @@ class Pool:
         Only their last pages get it in the table: it holds for all before them.
         """
         ends = []
+        add = self.order.add
         for node in nodes:
-            self.order.add(node)
-            ends.append(node.pages[-PAGE_ID_BYTES:])
+            add(node)
+            ends.append(node.pages[LAST_ID])
         self.gained = True
         self.writes.append(Stamp(self.name, b"".join(ends), self.stamp))
         if retired:
@@ -211,7 +207,7 @@ class Pool:
                 sharers.remove(seq)
                 if not sharers:
                     del self.copying[source]
-            self.drop(array("i", (source,)), State(self.pages.states[source]), quarantine)
+            self.drop(array("i", (source,)), self.pages.states[source], quarantine)
         elif seq.source_node is not None:
             idle, root = self.tree.unpin(seq.source_node, self.stamp)
             self.fallen_idle(idle, root.retired)
@@ -231,9 +227,10 @@ class Pool:
 
     # -- the life of a sequence ---------------------------------------------------------------------------------
 
-    def opened(self, seq: Sequence) -> None:
+    def opened(self, namespace: Namespace) -> None:
+        """One sequence more, in any epoch of this namespace."""
         self.sequences += 1
-        self.namespaces.of(seq.root).users += 1
+        namespace.users += 1
 
     def publish_in_slices(self, seq: Sequence, full_pages: int) -> None:
         """A slice now, what is left with the coming ticks, or before anything else happens to the sequence."""
@@ -269,7 +266,7 @@ class Pool:
         if shadows:
             pages = seq.pages[first : first + shadows]
             self.pages.move(pages, PRIVATE, SHADE)
-            seq.shadows.update(pages)
+            seq.shadows = seq.shadows.union(pages)
             for page in pages if self.copying else ():
                 self.copying.pop(page, None)  # its further holders are counted like those of any shadow
             self.counters["shadow_pages"] += shadows
@@ -283,7 +280,7 @@ class Pool:
             pages = seq.pages[first + shadows : full_pages]
             packed = pages.tobytes()
             self.pages.move(pages, PRIVATE, PUBLISH)
-            before = int.from_bytes(seq.node.pages[-PAGE_ID_BYTES:], "little") if seq.depth else NO_PAGE
+            before = int.from_bytes(seq.node.pages[LAST_ID], "little") if seq.depth else NO_PAGE
             seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
             seq.depth = full_pages
             self.counters["committed_pages"] += new
@@ -328,6 +325,8 @@ class Pool:
 
     def chain_before(self, seq: Sequence) -> bytes:
         """Chain hash of the last published page."""
+        if seq.depth == seq.published and seq.depth:
+            return last(seq.node.hashes)
         if seq.depth >= seq.published:
             return self.tree.chain_hash(seq.node, seq.depth - seq.published)
         tokens = bytes(seq.tokens[: seq.published * self.tree.page_token_bytes])
@@ -374,7 +373,8 @@ class Pool:
         if gone:
             packed = bytes(gone)
             self.pages.give(array("i", packed), CACHED, EVICT)
-            self._evicted(len(packed) // PAGE_ID_BYTES)
+            self.counters["evicted_pages"] += len(packed) // PAGE_ID_BYTES
+            self.gained = True
             self.writes.append(Retire(self.name, packed))
 
 

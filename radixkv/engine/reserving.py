@@ -42,7 +42,7 @@ def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned
     namespace, made = pool.namespaces.open(body.namespace)
     if made:
         state.writes.append(namespace_record(pool.name, namespace))
-    seq, reply = commit.do_reserve(pool, session.id, namespace.root, body, planned)
+    seq, reply = commit.do_reserve(pool, session.id, namespace, body, planned)
     session.sequences[body.seq] = seq
     state.charge(session, pool, planned.new)
     return reply

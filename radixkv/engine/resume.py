@@ -217,15 +217,15 @@ def _take_back(state: State, session: Worker, claim: Claim, proof: _Proof) -> No
     node, woken = pool.tree.pin(proof.match)
     pool.woken(woken)
     table = array("i", proof.table.tobytes())
-    seq = Sequence((pool.name, session.id, claim.seq), proof.root, node, claim.tokens, table)
+    seq = Sequence(pool.name, session.id, claim.seq, proof.root, node, claim.tokens, table)
     seq.depth = proof.match.pages
     seq.published = proof.published
     seq.committed = proof.committed
     seq.cached = min(claim.cached, proof.committed)
     seq.shared = min(proof.published, seq.cached // pool.page_size)
-    seq.shadows = set(proof.shadows)
+    seq.shadows = frozenset(proof.shadows)
     _hold(pool, seq)
-    pool.opened(seq)
+    pool.opened(pool.namespaces.of(seq.root))
     session.sequences[seq.id] = seq
     state.charge(session, pool, seq.charged)
     if proof.source >= 0:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from array import array
 
+from msgspec import Struct
+
 from radixkv.tree.node import Node, Packed, Root
 from radixkv.types import TOKEN_BYTES
 
 
-class Sequence:
+class Sequence(Struct, eq=False):
     """One request. Its page table: ``published`` immutable pages (cached or shadow), then private ones with headroom.
 
     Attributes:
+        pool, session, id: the pool's name, the session (0 while in transit) and the sequence's id in it.
         tokens: packed; ``bytes`` until it first grows.
         pages: the page table.
         committed: complete tokens, counted from 0; ``committed // page_size <= published``.
@@ -24,27 +27,22 @@ class Sequence:
         chain: chain hash of the last published page, if known.
     """
 
-    __slots__ = (
-        "cached", "chain", "committed", "depth", "id", "node", "pages", "pool", "published", "root", "session",
-        "shadows", "shared", "source", "source_node", "tokens",
-    )  # fmt: skip
-
-    def __init__(self, owner: tuple[str, int, int], root: Root, node: Node, tokens: Packed, pages: array[int]) -> None:
-        """``owner``: the pool's name, the session (0 while in transit) and the sequence's id in it."""
-        self.pool, self.session, self.id = owner
-        self.root = root
-        self.node = node
-        self.tokens = tokens
-        self.depth = 0
-        self.pages = pages
-        self.cached = 0
-        self.committed = 0
-        self.published = 0
-        self.shared = 0
-        self.shadows: set[int] = set()
-        self.source = -1
-        self.source_node: Node | None = None
-        self.chain: bytes | None = None
+    pool: str
+    session: int
+    id: int
+    root: Root
+    node: Node
+    tokens: Packed
+    pages: array[int]
+    depth: int = 0
+    shared: int = 0
+    published: int = 0
+    cached: int = 0
+    committed: int = 0
+    shadows: frozenset[int] = frozenset()
+    source: int = -1
+    source_node: Node | None = None
+    chain: bytes | None = None
 
     @property
     def length(self) -> int:

@@ -221,11 +221,11 @@ class State:
 
     def charge(self, session: Worker, pool: Pool, pages: int) -> None:
         """The session's tables have grown (or shrunk) by so many pages of its own."""
-        before = session.charged.get(pool.name, 0)
-        session.charged[pool.name] = before + pages
         floor = pool.config.session_floor_pages
         if floor:
+            before = session.charged[pool.name]
             pool.floors_missing += max(0, floor - before - pages) - max(0, floor - before)
+        session.charged[pool.name] += pages
         if pages < 0:
             pool.gained = True
 

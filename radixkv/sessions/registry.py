@@ -13,6 +13,7 @@ was stopped for minutes expires nobody.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Generic, TypeVar
 
 from radixkv.errors import LimitExceeded, SessionLost
@@ -53,7 +54,7 @@ class Session(Generic[S, R]):
         """Of an earlier daemon's time and not back yet."""
         self.seen_s = 0.0
         self.sequences: dict[int, S] = {}
-        self.charged: dict[str, int] = {}
+        self.charged: defaultdict[str, int] = defaultdict(int)
         self.waiting: dict[int, str] = {}
         self.window: ReplyWindow[R]
 

@@ -76,8 +76,6 @@ class PrefixTree:
 
     def chain_hash(self, node: Node, back: int) -> bytes:
         """Chain hash ``back`` pages before the end of the path that ends in ``node``."""
-        if back == 0 and node.parent is not None:
-            return last(node.hashes)
         while back >= node.page_count and node.parent is not None:
             back -= node.page_count
             node = node.parent
@@ -125,29 +123,33 @@ class PrefixTree:
         Returns the nodes that were idle.
         """
         woken = []
+        packed = 0
         while node is not above and (parent := node.parent) is not None:
-            if node.holders == 0:
-                self.idle_pages -= len(node.pages) // PAGE_ID_BYTES
+            if not node.holders:
+                packed += len(node.pages)
                 woken.append(node)
             node.holders += times
             node = parent
+        self.idle_pages -= packed // PAGE_ID_BYTES
         return woken
 
     def unpin(self, node: Node, stamp: int) -> tuple[list[Node], Root]:
         """Let go of the path that ends in ``node``. Returns what fell idle, leaf to root, and the root."""
         idle: list[Node] = []
+        packed = 0
         only_children = False
         while (parent := node.parent) is not None:
-            node.holders -= 1
-            if node.holders <= 0:
-                if node.holders < 0:
+            node.holders = holders = node.holders - 1
+            if holders <= 0:
+                if holders:
                     raise BrokenInvariant("I3", "a path was let go more often than it was held")
                 node.stamp = stamp
-                self.idle_pages += len(node.pages) // PAGE_ID_BYTES
+                packed += len(node.pages)
                 if idle and len(node.children) == 1:  # type: ignore[arg-type]  # the node below is a child
                     only_children = True
                 idle.append(node)
             node = parent
+        self.idle_pages += packed // PAGE_ID_BYTES
         if only_children:
             idle = self._merge(idle)
         assert type(node) is Root
@@ -210,20 +212,22 @@ class PrefixTree:
         """Take up to ``pages`` pages from the tail of an idle leaf; an empty leaf leaves the tree."""
         if leaf.holders or leaf.children:
             raise BrokenInvariant("I7", "only a leaf that nobody holds can be evicted")
-        have = len(leaf.pages) // PAGE_ID_BYTES
+        packed = leaf.pages
+        have = len(packed) // PAGE_ID_BYTES
         taken = min(have, pages)
         self.cached_pages -= taken
         self.idle_pages -= taken
         if taken < have:
             return leaf.cut_tail(taken, self.page_token_bytes)
-        siblings = _above(leaf).children
-        assert siblings is not None
+        parent = leaf.parent
+        assert parent is not None and parent.children is not None
+        siblings = parent.children
         del siblings[bytes(leaf.tokens[: self.page_token_bytes])]
         if not siblings:
-            leaf.parent.children = None  # type: ignore[union-attr]
+            parent.children = None
         leaf.parent = None
         self.nodes -= 1
-        return bytes(leaf.pages)
+        return bytes(packed)
 
     # -- the shape ----------------------------------------------------------------------------------------------
 

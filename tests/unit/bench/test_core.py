@@ -20,16 +20,19 @@ def test_an_admission_is_cached_afterwards_and_holds_nothing() -> None:
 
 
 def test_commands_made_beforehand_do_the_same_as_those_made_on_the_way() -> None:
-    made, asked = Core(64), Core(64)
+    made, in_three, asked = Core(64), Core(64), Core(64)
     sequences = [workload.fresh(workload.generator(seed), 256).tobytes() for seed in (1, 2, 1, 3, 4, 5)]
     admissions = [made.admission(tokens) for tokens in sequences]
-    for commands, tokens in zip(admissions, sequences, strict=True):
-        made.carry_out(commands)
+    three = [in_three.admission_in_three(tokens) for tokens in sequences]
+    for two_commands, three_commands, tokens in zip(admissions, three, sequences, strict=True):
+        made.carry_out(two_commands)
+        in_three.carry_out(three_commands)
         asked.admit(tokens)
-    invariants.check(made.engine)
-    assert shape(made) == shape(asked)
-    assert made.pool.counters == asked.pool.counters
-    made.check(0, 5 * 16)
+    for core in (made, in_three):
+        invariants.check(core.engine)
+        assert shape(core) == shape(asked)
+        assert core.pool.counters == asked.pool.counters
+        core.check(0, 5 * 16)
 
 
 def test_work_that_was_refused_or_not_done_is_no_figure() -> None:

@@ -199,6 +199,15 @@ def test_after_a_failed_event_nothing_is_published_but_pages_go_back(desk: Any, 
         desk.run(verbs.flush(desk.core, desk.pool, 1))
 
 
+def test_after_a_failed_event_a_free_commits_nothing(desk: Any, new_event: Any, good: Any) -> None:
+    desk.answer = good
+    one, broken = desk.sequence(), new_event()
+    desk.run(verbs.free(desk.core, one, broken, 8))
+    broken.broken = True
+    desk.ship()
+    assert desk.bodies == [Step(free=[Free(one.id)])]
+
+
 def test_handoff_behind_its_event(desk: Any, new_event: Any, good: Any) -> None:
     desk.answer = good
     seq, event = desk.sequence(), new_event()

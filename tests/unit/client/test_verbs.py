@@ -173,6 +173,21 @@ def test_a_free_without_reply_is_sent_again(desk: Any, good: Any) -> None:
     assert desk.bodies == [Step(free=[Free(seq.id)])] * 2
 
 
+def test_a_free_can_commit(desk: Any, good: Any) -> None:
+    desk.answer = good
+    seq = desk.sequence(4, (0,))
+    desk.run(verbs.free(desk.core, seq, None, 4))
+    assert desk.bodies == [Step(free=[Free(seq.id, 4)])]
+    other = desk.sequence(4, (1,))
+    with pytest.raises(BadRequest):
+        desk.run(verbs.free(desk.core, other, None, -1))
+    assert not other.closed, "nothing was sent"
+    desk.answer = lambda request: Stepped(free=[Failure("bad_request", "more than there are")])
+    with pytest.raises(BadRequest):
+        desk.run(verbs.free(desk.core, other, None, 9))
+    assert other.closed
+
+
 def test_children_of_a_share_without_reply_are_freed(desk: Any, good: Any) -> None:
     seq = desk.sequence(8, (0, 1, 2), committed_tokens=4)
     with pytest.raises(Timeout):

@@ -157,7 +157,7 @@ def a_sequence_shares_more_than_its_table(world):
 
 @breaks("I2", "does not know its shadows")
 def shadows_are_forgotten(world):
-    world.twin.shadows.clear()
+    world.twin.shadows = frozenset()
 
 
 @breaks("I2", "cached pages are not on its path")

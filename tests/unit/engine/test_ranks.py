@@ -56,6 +56,15 @@ def test_rank_0_speaks_for_all_when_all_are_there() -> None:
     assert world.pages("three") == {"cached": 2, "private": 2}
 
 
+def test_a_free_that_commits_needs_them_all_too_and_frees_in_any_case() -> None:
+    world = World()
+    world.ask(Reserve("three", 1, b"n", pack_tokens(range(8))))
+    reply = world.ask(Step(free=[commands.Free(1, 8)]))
+    assert isinstance(reply, commands.Stepped)
+    assert [type(one) is Failure and one.code for one in reply.free] == ["bad_request"]
+    assert world.pages("three") == {"free": PAGES}
+
+
 def test_a_pool_of_one_rank_waits_for_nobody() -> None:
     assert World().commit("one", 1) == "done"
 

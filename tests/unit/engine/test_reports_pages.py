@@ -97,6 +97,26 @@ def test_free_and_truncate_of_one_sequence_in_one_step():
     assert counts(pair) == {"free": 8}
 
 
+def test_free_with_a_commit_is_a_commit_and_a_free():
+    pair, one = workers(8, 1)
+    held = one.reserve(range(10))
+    assert one.step(free=[commands.Free(held.seq, 9)]).free == [None]
+    assert counts(pair) == {"cached": 2, "free": 6}
+    again = one.reserve(range(10))
+    assert again.cached == 8
+    one.free(again)
+
+
+@pytest.mark.parametrize("n", [3, 11])
+def test_free_with_a_commit_that_is_refused_keeps_no_pages(n):
+    pair, one = workers(8, 1)
+    one.cache(range(8))
+    held = one.reserve(range(10))
+    answers = one.step(free=[commands.Free(held.seq, n), commands.Free(held.seq)]).free
+    assert [code(answer) for answer in answers] == ["bad_request", "stale_handle"]
+    assert counts(pair) == {"cached": 2, "free": 6}
+
+
 def test_commit_again_is_a_no_op_and_never_goes_back():
     pair, one = workers(8, 1)
     held = one.compute(range(15))
