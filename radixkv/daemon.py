@@ -59,7 +59,7 @@ from radixkv.device.writer import apply_all
 from radixkv.engine import invariants
 from radixkv.errors import ConfigError, PermissionDenied, Timeout, Unavailable
 from radixkv.ipc.endpoint import EndpointInUse
-from radixkv.ipc.log import Lines, open_log
+from radixkv.ipc.log import Lines, announce, open_log
 from radixkv.ipc.members import Members
 from radixkv.ipc.signals import take_signals
 from radixkv.sessions.running_time import RunningTime
@@ -391,8 +391,7 @@ class Daemon:
         }
         if self._store is not None:
             self._store.ready()
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(line), flush=True)
+        announce(json.dumps(line))
         self._log.info("ready", endpoint=self._endpoint.address, libzmq=zmq.zmq_version(), version=VERSION)
 
     def _dump(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Log lines on stderr that never make the daemon wait: what nobody reads is dropped."""
+"""Lines on stdout and stderr that never make the daemon wait: what nobody reads is dropped."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 
 import structlog
 
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 LINE_MAX = 4096
-"""Bytes of a line. A pipe that is ready takes this much without blocking (PIPE_BUF)."""
+"""Bytes of a log line. A pipe that is ready takes this much without blocking (PIPE_BUF)."""
+ANNOUNCEMENT_MAX = 64 * 1024
+"""Bytes of a line for machines, which is nothing when it is cut. An empty pipe takes this much."""
 
 
 class Lines:
     """A file of lines over a descriptor. ``patience_ms``: how long to wait for a reader, for a line."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, longest: int = LINE_MAX) -> None:
         self._fd = fd
+        self._longest = longest
         self.patience_ms = 0
         self.dropped = 0
 
@@ -27,12 +30,17 @@ class Lines:
         try:
             if not any(event & select.POLLOUT for _, event in ready.poll(self.patience_ms)):
                 raise BlockingIOError
-            os.write(self._fd, line.encode(errors="replace")[: LINE_MAX - 1].rstrip(b"\n") + b"\n")
+            os.write(self._fd, line.encode(errors="replace")[: self._longest - 1].rstrip(b"\n") + b"\n")
         except OSError:
             self.dropped += 1
 
     def flush(self) -> None:
         """Nothing is held back."""
+
+
+def announce(line: str) -> None:
+    """For whoever started the daemon and reads stdout; under a keeper, one line a daemon, read or not."""
+    Lines(_STDOUT, ANNOUNCEMENT_MAX).write(line)
 
 
 def open_log() -> tuple[Any, Lines]:

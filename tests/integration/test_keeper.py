@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -530,6 +531,25 @@ def test_a_bug_makes_the_next_start_cold_and_a_crash_does_not(
 
 
 # -- drain ------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_has_to_read_what_daemons_say(keep, tmp_path: Path, serve_command) -> None:
+    """Each says on stdout that it is ready; whoever started the keeper may have stopped reading long ago."""
+    pools = [f"name={letter * 60},layers=1,kv_heads=1,head_dim=8,pages=4" for letter in "abcdefghijkl"]
+    keeper = keep(*serve_command(tmp_path, *(word for pool in pools for word in ("--pool", pool))))
+    endpoint = str(ready(keeper)["endpoint"])
+    assert keeper.stdout is not None
+    fcntl.fcntl(keeper.stdout.fileno(), fcntl.F_SETPIPE_SZ, 4096)  # room for three lines
+    with radixkv.connect(endpoint, timeout=END_S) as client:
+        seen = {client.stats()["boot_id"]}
+        for _ in range(6):
+            daemon = child_of(keeper.pid)
+            assert daemon
+            os.kill(daemon, signal.SIGKILL)
+            seen.add(client.stats()["boot_id"])
+    assert len(seen) == 7
+    keeper.terminate()
+    assert ended(keeper)[0] == 0
 
 
 DIES_WHILE_A_RANK_JOINS = """
