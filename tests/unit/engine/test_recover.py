@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
 from fuzz.model.packing import pack_pages, pack_tokens
@@ -16,6 +18,7 @@ from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.invariants import check
 from radixkv.engine.recover import recover
+from radixkv.hashing import chain
 
 FAR = 1e9
 PAGES = 12
@@ -67,6 +70,13 @@ class World:
     def free(self, session: int, seq: int) -> None:
         self.ask(session, Step(free=[Free(seq)]))
 
+    def lookup(self, tokens: Iterable[int]) -> int:
+        """Cached tokens."""
+        body = commands.Lookup("p", b"n", [pack_tokens(list(tokens))])
+        reply = self.do(commands.Request(0, 0, 1, FAR, body)).reply
+        assert isinstance(reply, commands.LookedUp)
+        return reply.device_tokens[0]
+
     def die(self, attached: tuple[int, ...] = (1, 2)) -> None:
         found = self.tables.found(self.tables.raw(), set(attached))
         self.engine, writes = recover(self.config, ("boot2", "cache"), found)
@@ -81,8 +91,6 @@ class World:
         return reply
 
     def generations(self, table: bytes) -> bytes:
-        import numpy as np
-
         reader = self.tables.found(self.tables.raw(), set()).images["p"]
         return reader.generations[np.frombuffer(table, "<i4")].tobytes()
 
@@ -140,6 +148,37 @@ def test_a_committed_prefix_is_found_and_nothing_else() -> None:
         commands.Request(0, 0, 1, FAR, commands.Lookup("p", b"n", [pack_tokens(range(10))])), 0.0
     ).reply
     assert isinstance(found, commands.LookedUp) and found.device_tokens == [8]
+
+
+def test_a_page_whose_parent_has_become_another_is_not_hung_below_it() -> None:
+    """Same number, another generation: whatever it says now is not what its former child continued."""
+    world = World()
+    table = np.frombuffer(world.reserve(1, 7, range(8)).page_table, "<i4")
+    world.commit(1, 7, 8)
+    root = world.engine.pools["p"].namespaces.find(b"n").root  # type: ignore[union-attr]
+    parent, other = table[:1].tobytes(), pack_tokens(range(50, 54))
+    world.tables.apply(commands.Assign("p", parent, 1, root.namespace, root.epoch))
+    hashes = chain(root.chain_seed, other, len(other))
+    world.tables.apply(commands.Publish("p", parent, False, root.chain_seed, hashes, other))
+    world.die()
+    assert world.counts() == {"cached": 1, "free": PAGES - 1}
+    assert world.lookup([*range(50, 54), *range(4, 8)]) == 4
+
+
+def test_what_was_held_is_newer_than_what_had_been_let_go() -> None:
+    world = World(pages=3)
+    world.reserve(1, 7, range(50, 54))
+    world.commit(1, 7, 4)
+    world.reserve(1, 8, range(4))
+    world.commit(1, 8, 4)
+    world.free(1, 8)
+    world.die()
+    world.rejoin(2)
+    world.do(commands.EndSession(1, False, "gone"))
+    world.ask(2, Resume([]))
+    assert (world.lookup(range(4)), world.lookup(range(50, 54))) == (4, 4)
+    world.reserve(2, 9, range(100, 108))
+    assert (world.lookup(range(4)), world.lookup(range(50, 54))) == (0, 4)
 
 
 def test_only_free_pages_are_handed_out_until_all_are_back() -> None:
