@@ -484,6 +484,24 @@ def test_a_shadow_that_forks_share_is_claimed_by_each() -> None:
     assert "shadow" not in world.counts()
 
 
+def test_a_shadow_whose_parent_was_in_transit_is_claimed_by_the_fork() -> None:
+    """In the table it is nobody's. Only when the window closes it is sure that nobody will claim it."""
+    world = World()
+    world.reserve(1, 6, range(4))
+    shadow = world.reserve(1, 7, range(4)).page_table
+    world.commit(1, 6, 4)
+    world.commit(1, 7, 4)
+    world.ask(1, Step(share=[Share(7, 4, 1, 12)]))
+    world.ask(1, commands.Handoff(7, b"t" * 16, 60.0))
+    world.die()
+    world.rejoin(1)
+    claim = world.claim(12, range(4), shadow, 4)
+    assert result(world.ask(1, Resume([claim], last=False))) == Kept(4, 4)
+    world.ask(1, Resume([]))
+    world.ask(1, Step(free=[Free(12)]))
+    assert world.counts() == {"cached": 1, "free": PAGES - 1}
+
+
 def test_namespaces_are_compared_by_their_bytes_and_keep_their_invalidations() -> None:
     world = World(namespaces=2)
     world.reserve(1, 7, range(4))
