@@ -178,11 +178,13 @@ class SequenceState:
         page = self.memory.spec.page_size
         facts = self.facts
         table, generations = facts.page_table[: reply.kept_pages], facts.generations[: reply.kept_pages]
+        # A page that was given up may come back at once, as the tail: with other rows to be copied into it.
+        kept = table[:-1] if reply.tail else table
+        left = tuple(row for row in facts.copy_rows if row[1] in kept)
         if reply.tail:
             tail = as_pages(reply.tail)
             table = _frozen(np.concatenate((table[:-1], tail)))
             generations = np.concatenate((generations[:-1], self._generations(tail)))
-        left = tuple(row for row in facts.copy_rows if row[1] in table)
         self.copies_made = self.copies_made and not reply.copy_rows
         self.facts = Facts(
             page_table=table,

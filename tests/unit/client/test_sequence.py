@@ -82,6 +82,13 @@ def test_truncate_keeps_rows_still_to_be_copied_while_their_target_stays(desk: A
     assert seq.copy_rows == []
 
 
+def test_rows_for_a_page_that_was_given_up_and_came_back_are_not_copied_into_it(desk: Any) -> None:
+    """Page 3 is free after the truncate, and at once the new tail; what was to be copied into it would spoil it."""
+    seq = desk.sequence(10, (0, 1, 3), committed_tokens=10, copy_rows=[(9, 3, 2)], copy=False)
+    seq.truncated_to(6, Truncated(2, packed(3), [(1, 3, 2)]), copy=False)
+    assert (seq.page_table.tolist(), seq.copy_rows) == ([0, 3], [(1, 3, 2)])
+
+
 def test_children(desk: Any) -> None:
     seq = desk.sequence(10, (0, 1, 2), committed_tokens=6, writable_from_tokens=4)
     reply = Shared(6, 1, packed(8, 9), [(1, 8, 2), (1, 9, 2)])
