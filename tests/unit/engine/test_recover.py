@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -394,8 +395,6 @@ def test_the_end_of_a_session_that_was_cut_off_is_carried_out() -> None:
     ],
 )
 def test_a_claim_that_cannot_be_proven_is_refused_and_leaves_no_trace(spoil) -> None:
-    import msgspec
-
     world = World()
     table = world.reserve(1, 7, range(10)).page_table
     world.commit(1, 7, 9)
@@ -460,6 +459,19 @@ def test_a_daemon_that_dies_while_sessions_come_back() -> None:
         world.rejoin(1)
         assert result(world.ask(1, Resume([claim], last))) == Kept(9, 8)
     assert world.epochs[1] == 5
+
+
+def test_pages_of_one_namespace_are_not_claimed_for_another() -> None:
+    world = World()
+    table = world.reserve(1, 7, range(8)).page_table
+    world.commit(1, 7, 8)
+    world.ask(1, commands.Reserve("p", 8, b"m", pack_tokens(range(4))))
+    world.die()
+    world.rejoin(1)
+    claim = world.claim(7, range(8), table, 8)
+    refused = result(world.ask(1, Resume([msgspec.structs.replace(claim, namespace=b"m")], last=False)))
+    assert isinstance(refused, Failure) and refused.code == "session_lost"
+    assert result(world.ask(1, Resume([claim]))) == Kept(8, 8)
 
 
 def test_a_shadow_that_forks_share_is_claimed_by_each() -> None:
