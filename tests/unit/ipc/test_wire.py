@@ -51,6 +51,19 @@ def test_a_request_comes_back_as_it_was_sent() -> None:
     assert wire.decode_request(wire.encode_request(sent), LIMITS) == sent
 
 
+def test_a_message_may_be_as_large_as_the_limit_and_no_larger() -> None:
+    frame = request(Reserve("default", 9, b"ns", TOKENS))
+    assert wire.decode_request(frame, Limits(message_bytes=len(frame))).id == 7
+    assert type(refusal(frame, Limits(message_bytes=len(frame) - 1))) is LimitExceeded
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan])
+def test_times_are_finite(seconds: float) -> None:
+    for body in (Reserve("default", 9, b"ns", TOKENS, 0, "copy", seconds), Handoff(9, bytes(16), seconds)):
+        assert type(refusal(request(body))) is BadRequest
+    assert type(refusal(request(Stats(), deadline=seconds))) is BadRequest
+
+
 def test_limits_themselves_are_allowed() -> None:
     full = Step(
         commit=[Commit(1, 0)] * 49,
