@@ -52,7 +52,7 @@ def test_a_request_comes_back_as_it_was_sent() -> None:
 
 
 def test_a_message_may_be_as_large_as_the_limit_and_no_larger() -> None:
-    frame = request(Reserve("default", 9, b"ns", TOKENS))
+    frame = request(Reserve("default", 9, b"ns", bytes(100_000)))
     assert wire.decode_request(frame, Limits(message_bytes=len(frame))).id == 7
     assert type(refusal(frame, Limits(message_bytes=len(frame) - 1))) is LimitExceeded
 
