@@ -177,7 +177,9 @@ class RecoveryPair(EnginePair):
         for table in self.tables.writers.values():
             table.repair()
         check(self.real)
-        for session in list(self.model.state.sessions.values()):
+        known = self.model.state.sessions
+        self.model.state.sessions = {session.id: known[session.id] for session in self.real.sessions.all()}
+        for session in list(self.model.state.sessions.values()):  # in the order of their slots: none was silent longer
             self._come_back(session)
         require("I10", not self.real.window_open, "all are back, and the window is open")
         self._cost()

@@ -103,6 +103,8 @@ def _prove(state: State, session: Worker, claim: Claim) -> _Proof:
     committed = max(claim.committed, published * pool.page_size)
     if committed > length:
         raise BadRequest("more is complete than there are tokens", committed_tokens=committed, length=length)
+    if committed // pool.page_size > published and pool.config.ranks > len(session.ranks):
+        raise BadRequest("nothing can be complete: not all ranks have joined", committed_tokens=committed)
     match = _path(pool, root, claim, table[:published])
     source = _source(pool, claim, table, published)
     if source >= 0 and not (_is_ours(pool, session, source) or _is_next(pool, claim, match, source)):

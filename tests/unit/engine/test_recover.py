@@ -356,6 +356,18 @@ def test_private_pages_of_a_claim_whose_source_is_gone_wait_too() -> None:
     assert world.counts() == {"free": PAGES - 2, "cached": 1, "quarantined": 1}
 
 
+def test_a_claim_publishes_nothing_before_all_ranks_have_joined() -> None:
+    """A commit would have been refused: the other rank has written nothing."""
+    world = World(ranks=2)
+    table = world.reserve(1, 7, range(8)).page_table
+    world.die()
+    world.rejoin(1)
+    claims = [world.claim(7, range(8), table, 8), world.claim(7, range(8), table, 3)]
+    reply = world.ask(1, Resume(claims))
+    assert isinstance(reply, Resumed) and isinstance(refused := reply.results[0], Failure)
+    assert (refused.code, reply.results[1]) == ("bad_request", Kept(3, 0))
+
+
 def test_quarantine_ends_only_when_we_hear_that_nothing_maps_the_arena() -> None:
     world = World()
     world.reserve(2, 7, range(20, 30))
