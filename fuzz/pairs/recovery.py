@@ -84,9 +84,14 @@ class RecoveryPair(EnginePair):
         self._odds = odds or Odds()
         self._mapped: set[int] = set()
         """Ended sessions whose processes may still write."""
+        self._scopes: dict[tuple[str, int], tuple[int, int]] = {}
+        """(pool, page) -> (namespace, epoch) for which it was handed out, as far as the writes have been followed."""
 
     def do(self, command: commands.Command) -> commands.Outcome:
         before = self._cached() if self._rng.random() < self._odds.command else None
+        if before is not None:
+            for name, records in self.table.pages.items():
+                self._scopes |= {(name, page): (record.namespace, record.epoch) for page, record in enumerate(records)}
         outcome = super().do(command)
         self._attend(command, outcome)
         if before is None:
@@ -145,18 +150,19 @@ class RecoveryPair(EnginePair):
         match write:
             case commands.Publish() if not write.shadow:
                 pages = cached[write.pool]
-                records = self.table.pages[write.pool]
                 each = len(write.tokens) // len(unpack_pages(write.pages))
                 parent = write.parent_page
                 for index, page in enumerate(unpack_pages(write.pages)):
                     above = pages[parent][2] if parent >= 0 else ()
                     tokens = unpack_tokens(write.tokens[index * each : (index + 1) * each])
-                    scope = pages[parent][:2] if parent >= 0 else (records[page].namespace, records[page].epoch)
+                    scope = pages[parent][:2] if parent >= 0 else self._scopes[write.pool, page]
                     pages[page] = (*scope, (*above, *tokens))
                     parent = page
             case commands.Retire() | commands.Assign():  # an evicted page may be somebody's at once
                 for page in unpack_pages(write.pages):
                     cached[write.pool].pop(page, None)
+                    if isinstance(write, commands.Assign):
+                        self._scopes[write.pool, page] = (write.namespace, write.epoch)
 
     def _cached(self) -> Cached:
         return {pool.name: dict(self._paths(pool)) for pool in self.model.state.pools.values()}
