@@ -219,8 +219,13 @@ class EngineModel:
             result.free.append(self._item(session, verbs.free, free))
         for truncate, done in _paired(body.truncate, real.truncate):
             result.truncate.append(self._item(session, verbs.truncate, truncate, done))
+        announced = {
+            item.seq
+            for item, done in zip(body.truncate, result.truncate, strict=True)
+            if isinstance(done, commands.Truncated) and done.copy_rows
+        }
         for commit in body.commit:
-            result.commit.append(self._item(session, verbs.commit, commit))
+            result.commit.append(self._item(session, verbs.commit, commit, commit.seq not in announced))
         for extend, done in _paired(body.extend, real.extend):
             result.extend.append(self._item(session, verbs.extend, extend, done))
         for share, done in _paired(body.share, real.share):

@@ -188,13 +188,15 @@ def _room_after(state: State, session: SessionModel, seq: int, cut: Sequence) ->
     return room
 
 
-def commit(state: State, session: SessionModel, item: commands.Commit) -> None:
+def commit(state: State, session: SessionModel, item: commands.Commit, copied: bool = True) -> None:
+    """``copied``: its rows are; not if they were announced in this very message."""
     sequence = own(state, session, item.seq)
     pool = state.pools[sequence.pool]
     if not sequence.committed <= item.n <= len(sequence.tokens):
         raise Refused("bad_request")
     with state.settled():
-        sequence.copy_rows = []
+        if copied:
+            sequence.copy_rows = []
         sequence.committed = item.n
         state.publish(sequence, item.n // pool.page_size)
 

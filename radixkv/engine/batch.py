@@ -41,14 +41,31 @@ def step(state: State, session: Worker, body: Step) -> Reply:
     if items > state.config.limits.batch_items:
         raise LimitExceeded("too many items in one step", items=items, limit=state.config.limits.batch_items)
     copies = _each(state, session, _copied, copied) if copied else NONE
+    frees = _each(state, session, _free, free) if free else NONE
+    cuts = _each(state, session, _truncate, truncate) if truncate else NONE
     return Stepped(
-        _each(state, session, _free, free) if free else NONE,
-        _each(state, session, _truncate, truncate) if truncate else NONE,
-        _each(state, session, _commit, commits) if commits else NONE,
+        frees,
+        cuts,
+        _commits(state, session, commits, _to_copy(truncate, cuts)) if commits else NONE,
         _each(state, session, _extend, extend) if extend else NONE,
         _each(state, session, _share, share) if share else NONE,
         copies,
     )
+
+
+def _to_copy(truncates: list[Truncate], results: list[Truncated | Failure]) -> set[int]:
+    """Sequences whose worker learns by this very message which rows he has to copy."""
+    cut = zip(truncates, results, strict=True)
+    return {item.seq for item, result in cut if isinstance(result, Truncated) and result.copy_rows}
+
+
+def _commits(state: State, session: Worker, items: list[Commit], to_copy: set[int]) -> list[Failure | None]:
+    """A commit says that rows have been copied, unless they were announced by a truncate of the same message."""
+
+    def verb(state: State, session: Worker, item: Commit) -> None:
+        (_check if item.seq in to_copy else _commit)(state, session, item)
+
+    return _each(state, session, verb if to_copy else _commit, items)
 
 
 def _each(state: State, session: Worker, verb: Callable[[State, Worker, I], R], items: list[I]) -> list[R | Failure]:
@@ -91,6 +108,13 @@ def _truncate(state: State, session: Worker, item: Truncate) -> Truncated:
 def _commit(state: State, session: Worker, item: Commit) -> None:
     seq, pool = state.known(session, item.seq)
     _complete(session, pool, seq, item.n)
+
+
+def _check(state: State, session: Worker, item: Commit) -> None:
+    """What is left after a truncate is complete already: nothing can be added."""
+    seq, _ = state.known(session, item.seq)
+    plan.check_commit(seq, item.n)
+    seq.committed = item.n
 
 
 def _complete(session: Worker, pool: Pool, seq: Sequence, n: int) -> None:
