@@ -226,7 +226,9 @@ class RecoveryPair(EnginePair):
                 if sequence.epoch != pool.epoch_of(sequence.namespace):  # nothing is added: shadows need no path
                     own = [pool.state[page] == CACHED for page in sequence.pages[: sequence.published]]
                     sequence.depth = max((at for at, cached in enumerate(own, 1) if cached), default=0)
-                sequence.committed = max(sequence.committed, sequence.published * size)
+                immutable = sequence.published * size
+                if not sequence.committed + 1 == immutable == len(sequence.tokens):  # found whole and kept
+                    sequence.committed = max(sequence.committed, immutable)
                 expect("I4", "resumed", result, commands.Kept(sequence.committed, sequence.published * size))
                 sequence.born_shared = min(sequence.published, sequence.cached // size)
 

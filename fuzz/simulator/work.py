@@ -126,8 +126,6 @@ class Work:
         self._stage.note(f"gets {error.code}", f"{self._client.name} {name}: {error}")
         if isinstance(error, (*ALWAYS, *ALSO.get(name, ()))):
             return
-        if isinstance(error, errors.BadRequest) and any(one.committed_tokens > one.asked for one in involved):
-            return  # with last_page="keep", a resume commits the last page's last token as well
         if any(one.closed or one.broken is not None or one.session.over for one in involved):
             return
         raise Mismatch("I28", f"{name} of {[one.id for one in involved]} got {type(error).__name__}: {error}")

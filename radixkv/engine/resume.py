@@ -65,8 +65,8 @@ def _claimed(state: State, session: Worker, claim: Claim) -> Kept | Failure:
         _remember(state, session, claim)
         return failure(error)
     _take_back(state, session, claim, proof)
-    full = proof.committed // proof.pool.page_size
-    return Kept(proof.committed, full * proof.pool.page_size)
+    immutable = max(proof.committed // proof.pool.page_size, proof.published)
+    return Kept(proof.committed, immutable * proof.pool.page_size)
 
 
 def _remember(state: State, session: Worker, claim: Claim) -> None:
@@ -100,7 +100,7 @@ def _prove(state: State, session: Worker, claim: Claim) -> _Proof:
         raise SessionLost("a page has been handed out again", page=int(table[wrong[0]]))
     root = _root(pool, lineage, table, claim)
     published, shadows = _immutable(pool, lineage, session, table)
-    committed = max(claim.committed, published * pool.page_size)
+    committed = _committed(claim, published * pool.page_size, length)
     if committed > length:
         raise BadRequest("more is complete than there are tokens", committed_tokens=committed, length=length)
     if committed // pool.page_size > published and pool.config.ranks > len(session.ranks):
@@ -110,6 +110,12 @@ def _prove(state: State, session: Worker, claim: Claim) -> _Proof:
     if source >= 0 and not (_is_ours(pool, session, source) or _is_next(pool, claim, match, source)):
         raise SessionLost("the source of copy_rows is not there any more", page=source)
     return _Proof(pool, root, match, table, published, shadows, committed, source)
+
+
+def _committed(claim: Claim, immutable: int, length: int) -> int:
+    """What an executed commit made immutable is complete, also if it was not answered. The last token of a prompt that
+    was found whole and kept is not, until its worker says so."""
+    return claim.committed if claim.committed + 1 == immutable == length else max(claim.committed, immutable)
 
 
 def _shape(state: State, pool: Pool, claim: Claim) -> tuple[NDArray[np.int32], int]:

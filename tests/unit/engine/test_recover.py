@@ -559,3 +559,17 @@ def test_a_hundred_thousand_pages_cost_what_they_are() -> None:
     world.die()
     assert world.counts()["cached"] == 1000 + 198 * 2
     assert world.engine.snapshot()["pools"]["p"]["nodes"] == 199, "runs are nodes, not pages"
+
+
+def test_the_last_token_of_a_prompt_found_whole_is_still_to_be_committed() -> None:
+    world = World()
+    world.reserve(1, 6, range(8))
+    world.commit(1, 6, 8)
+    reply = world.ask(2, commands.Reserve("p", 7, b"n", pack_tokens(range(8)), 0, "keep"))
+    assert isinstance(reply, commands.Reserved) and reply.cached_tokens == 7
+    claim = world.claim(7, range(8), reply.page_table, 7)
+    world.die()
+    world.rejoin(2)
+    assert result(world.ask(2, Resume([claim]))) == Kept(7, 8)
+    world.commit(2, 7, 7)
+    world.commit(2, 7, 8)
