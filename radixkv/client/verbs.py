@@ -306,6 +306,10 @@ def free(core: Core, seq: SequenceState, after: Event | None, commit: int = 0) -
     except Away:
         core.outbox.defer(item, None)
         return
+    except Unavailable:
+        if seq.session.over and not commit:
+            return  # the daemon ended, perhaps because this was the last free it was waiting for: nothing is held
+        raise
     failure = seq.pool.core.outbox.seen(seq)
     item.outcome()
     if failure is not None:
