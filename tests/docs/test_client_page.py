@@ -36,7 +36,8 @@ def test_every_public_name_of_pool_and_sequence_is_on_the_page():
 
 
 INTERNAL = {
-    "broken", "child", "client", "closed", "committed_to", "compacted_to", "core", "current", "deferred_error",
+    "broken", "child", "client", "closed", "committed_to", "compacted_to", "copies_made", "core", "current",
+    "deferred_error",
     "given_up", "kept", "lose", "lost", "namespace", "packed_tokens",
     "extended_by", "facts", "id", "intact", "link", "lock", "make", "memory", "name", "pool", "rows_copied", "session",
     "sound", "take_copied", "truncated_to", "unsettled",
