@@ -179,6 +179,20 @@ def test_a_session_that_goes_on_is_never_seen_as_over(table, monkeypatch: pytest
     assert [entry[:2] for entry in reader.sessions()] == [(1, 10)]
 
 
+def test_a_namespace_in_a_used_slot_is_seen_whole_or_not_at_all(table, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = table
+    writer.apply(NamespaceRecord("default", 2, 5, b"old name", 1))
+    seen = []
+    watched = _Watched(writer._words, lambda _, __: seen.append([name[::3] for name in reader.namespaces()]))
+    monkeypatch.setattr(writer, "_words", watched)
+    writer.apply(NamespaceRecord("default", 2, 6, b"old name", 2))
+    assert seen == [[(2, b"old name")]], "a new epoch is one store"
+    seen.clear()
+    writer.apply(NamespaceRecord("default", 2, 7, b"new", 0))
+    assert seen[0] == [], "before a byte of it changes nobody reads it"
+    assert all(names in ([], [(2, b"new")]) for names in seen) and seen[-1]
+
+
 def test_shadows_carry_their_check(table) -> None:
     writer, reader = table
     writer.apply(Assign("default", packed([3, 5]), 1, 1, 1))
