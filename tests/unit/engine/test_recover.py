@@ -217,6 +217,15 @@ def test_a_session_that_is_late_goes_on_if_its_pages_are_still_there() -> None:
     world.commit(1, 7, 10)
 
 
+def test_a_commit_whose_answer_was_lost_counts() -> None:
+    world = World()
+    table = world.reserve(1, 7, range(10)).page_table
+    world.commit(1, 7, 8)
+    world.die()
+    world.rejoin(1)
+    assert result(world.ask(1, Resume([world.claim(7, range(10), table, 3)]))) == Kept(8, 8)
+
+
 def test_a_late_session_whose_path_was_evicted_has_lost_that_sequence_alone() -> None:
     world = World()
     first = world.reserve(1, 7, range(10)).page_table
