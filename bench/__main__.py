@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from bench.rows import Row, print_table
+from bench.rows import Row, print_table, wants_json
 
 MODULES = ("index", "ipc", "daemon", "deaths", "replay")
 
@@ -21,11 +21,12 @@ def rows_of(module: str) -> list[Row]:
 
 
 def main() -> None:
+    as_json = wants_json(sys.argv[1:])
     rows: list[Row] = []
     for module in MODULES:
         print(f"bench.{module} is measuring", file=sys.stderr, flush=True)
         rows += rows_of(module)
-    if "--json" in sys.argv[1:]:
+    if as_json:
         print("\n".join(made.as_json() for made in rows))
     else:
         print_table(rows, "radixkv: figures and their bars")

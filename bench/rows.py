@@ -62,11 +62,17 @@ def _short(value: object) -> object:
 
 def report(rows: Iterable[Row], arguments: Sequence[str]) -> None:
     """Print each row as soon as it is there: JSON lines with ``--json``, else one line of text a row."""
+    as_json = wants_json(arguments)
+    for made in rows:
+        print(made.as_json() if as_json else as_text(made), flush=True)
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether ``--json`` is given. Ends the process if there is anything else, before minutes go into measuring."""
     unknown = [argument for argument in arguments if argument != "--json"]
     if unknown:
         sys.exit(f"unknown argument {unknown[0]!r}; the only one is --json")
-    for made in rows:
-        print(made.as_json() if "--json" in arguments else as_text(made), flush=True)
+    return "--json" in arguments
 
 
 def as_text(made: Row) -> str:

@@ -1,1 +1,1 @@
-"""The command line: ``radixkv serve | demo | stat | plan | doctor | model``. Nothing below imports it."""
+"""The command line: ``radixkv COMMAND``, a file for each command. Nothing below imports it."""

@@ -52,6 +52,11 @@ def capacities(trace: Trace, asked: Sequence[int] = ()) -> list[int]:
     """
     wanted = sorted(set(asked)) or sorted({int(trace.unique_blocks * share) for share in SHARES})
     large = [blocks for blocks in wanted if blocks >= max(1, trace.longest)]
+    if not large and not asked:
+        raise ConfigError(
+            f"trace {trace.name} is too short: half of its {trace.unique_blocks} different blocks do not hold its "
+            f"longest prompt, of {trace.longest}; name device_blocks yourself"
+        )
     if not large:
         raise ConfigError(
             f"device_blocks = {', '.join(map(str, wanted))} is not allowed; allowed: at least {max(1, trace.longest)}, "

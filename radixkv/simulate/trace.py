@@ -52,7 +52,7 @@ def load(path: Path) -> Trace:
             zipped = plain.peek(2)[:2] == GZIP_MAGIC
             lines = list(_lines(path, gzip.GzipFile(fileobj=plain) if zipped else plain))
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"trace {str(path)!r} cannot be read: {error}") from None
+        raise ConfigError(f"trace {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     lines.sort(key=lambda line: line.timestamp)
     numbers: dict[int, int] = {}
     prompts = [array("I", [numbers.setdefault(block, len(numbers)) for block in line.hash_ids]) for line in lines]

@@ -29,6 +29,8 @@ def test_capacities_are_shares_of_the_different_blocks_that_hold_the_longest_pro
     assert capacities(trace, [100, 6, 100, 5]) == [6, 100]
     with pytest.raises(ConfigError, match="at least 6"):
         capacities(trace, [5, 1])
+    with pytest.raises(ConfigError, match="half of its 4 different blocks do not hold its longest prompt, of 4"):
+        capacities(shared_prefixes(groups=1, prompts=1, shared=3, own=1))
 
 
 def test_points_are_the_same_in_one_process_and_in_two(paths: list[Path]) -> None:
