@@ -38,9 +38,8 @@ def test_every_public_name_of_pool_and_sequence_is_on_the_page():
 INTERNAL = {
     "broken", "child", "client", "closed", "committed_to", "compacted_to", "copies_made", "core", "current",
     "deferred_error", "extended_by", "facts", "given_up", "id", "intact", "kept", "link", "lock", "lose", "lost",
-    "make", "memory", "name", "namespace", "packed_tokens", "pool", "rows_copied", "rows_to_claim", "said_copied", "session",
-    "sound",
-    "take_copied", "truncated_to", "unsettled",
+    "make", "memory", "name", "namespace", "packed_tokens", "pool", "rows_copied", "rows_to_claim", "said_copied",
+    "session", "sound", "take_copied", "truncated_to", "unsettled",
 }  # fmt: skip
 """What the library's own parts use of them."""
 
