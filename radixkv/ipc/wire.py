@@ -25,7 +25,6 @@ from radixkv.commands import (
     AttachReply,
     AttachRequest,
     Body,
-    Handoff,
     Lookup,
     Natural,
     Reply,
@@ -159,14 +158,11 @@ def _check_body(body: Body, limits: Limits, request: int) -> None:
         _check_reserve(body, limits, request)  # type: ignore[arg-type]
     elif kind is Lookup:
         _check_lookup(body, limits, request)  # type: ignore[arg-type]
-    elif kind is Handoff:
-        _check_seconds("ttl_s", body.ttl_s, request)  # type: ignore[union-attr]
 
 
 def _check_reserve(body: Reserve, limits: Limits, request: int) -> None:
     _check_tokens(body.tokens, limits, request)
     _check_headroom(body.headroom, limits, request)
-    _check_seconds("wait_s", body.wait_s, request)
     if body.last_page not in LAST_PAGE_MODES:
         raise BadRequest(
             f"last_page = {body.last_page[:32]!r} is not one of {', '.join(LAST_PAGE_MODES)}", request=request
@@ -212,11 +208,6 @@ def _check_tokens(tokens: bytes, limits: Limits, request: int) -> None:
 def _check_headroom(headroom: int, limits: Limits, request: int) -> None:
     if headroom > limits.tokens:
         raise _too_many("tokens of headroom", headroom, limits.tokens, request)
-
-
-def _check_seconds(name: str, value: float, request: int) -> None:
-    if not isfinite(value):
-        raise BadRequest(f"{name} is not a finite number", request=request)
 
 
 def _too_many(what: str, value: int, limit: int, request: int) -> LimitExceeded:
