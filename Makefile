@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint fuzz bench bench-peers kernels-report test-triton
+.PHONY: setup demo test pure mutants lint fuzz bench bench-peers kernels-report test-triton
 
 setup: $(STAMP)
 
@@ -19,6 +19,16 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# The part of the tests without processes, sockets and torch: under a minute, stops at the first failure.
+pure: setup
+	$(BIN)/python -m fuzz.mutants.pure
+
+# Each deliberate bug must be found by the pure part: make mutants, or make mutants PATCHES=DIR for patches of your own.
+PATCHES ?= fuzz/mutants/patches
+
+mutants: setup
+	$(BIN)/python -m fuzz.mutants $(PATCHES)
 
 lint: setup
 	$(BIN)/ruff check .
