@@ -14,9 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if "triton" not in sys.modules:
-    os.environ["TRITON_INTERPRET"] = "1"
-
 import torch
 
 from bench.kernel_cases import Case, Shape, Terms, empty_arena, make_case, sliced
@@ -111,6 +108,9 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def rows() -> Iterator[Row]:
+    """In Triton's interpreter, unless this process has imported Triton already."""
+    if "triton" not in sys.modules:
+        os.environ["TRITON_INTERPRET"] = "1"
     yield from attention_rows()
     yield from write_rows()
 
