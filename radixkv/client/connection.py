@@ -10,7 +10,8 @@ import threading
 
 from radixkv.client import forks
 from radixkv.client.session import Session
-from radixkv.errors import Unavailable
+from radixkv.commands import Welcome
+from radixkv.errors import SessionLost, Unavailable
 from radixkv.ipc.attach import Attachment
 
 ENDED = "the session ended: the daemon went away, or ended it"
@@ -50,6 +51,14 @@ class Connection:
         with self._lock:
             self._users -= 1
             self._close_if_unused()
+
+    def rejoin(self, rank: int = 0) -> Welcome:
+        """Ask the daemon to go on with the session. Errors: SessionLost, and those of ``Attachment.rejoin``."""
+        before = self.session.welcome
+        welcome = self.attachment.rejoin(before.session, before.token, rank)
+        if welcome.cache_id != before.cache_id:
+            raise SessionLost("the daemon has another cache")
+        return welcome
 
     def enter(self) -> None:
         """The session goes on here, in its present epoch."""

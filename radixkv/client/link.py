@@ -268,9 +268,7 @@ class Link:
         connection = Connection(Attachment(self.endpoint, timeout), session)
         try:
             self._join(connection)
-            welcome = connection.attachment.rejoin(session.id, session.welcome.token)
-            if welcome.cache_id != session.welcome.cache_id:
-                raise SessionLost("the daemon has another cache")
+            welcome = connection.rejoin()
             claimed = self.core.rejoined(session, welcome)
             connection.enter()
             line = self._line()

@@ -291,10 +291,7 @@ class _Tie:
                 if self.closed:
                     raise Unavailable("closed")
                 self._joining = connection
-            welcome = connection.attachment.rejoin(session.id, self._token, self.rank)
-            if welcome.cache_id != session.welcome.cache_id:
-                raise SessionLost("the daemon has another cache")
-            session.welcome = welcome
+            session.welcome = connection.rejoin(self.rank)
             connection.enter()
             with self._changed:
                 self._connection = connection

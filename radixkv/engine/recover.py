@@ -266,14 +266,6 @@ class _Walk:
     def _node(self, parent: Node, pages: list[int]) -> Node | None:
         tokens, ids, hashes = self._tokens, self._ids, self._hashes
         size, each, digest = self._tree.page_token_bytes, PAGE_ID_BYTES, HASH_BYTES
-        if len(pages) == 1:
-            (at,) = pages
-            return self._tree.restore(
-                parent,
-                tokens[at * size : at * size + size],
-                ids[at * each : at * each + each],
-                hashes[at * digest : at * digest + digest],
-            )
         return self._tree.restore(
             parent,
             b"".join([tokens[at * size : at * size + size] for at in pages]),

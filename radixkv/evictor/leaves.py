@@ -15,6 +15,7 @@ from typing import Generic
 
 from radixkv.errors import BrokenInvariant
 from radixkv.evictor.policy import R, Rank
+from radixkv.types import PAGE_ID_BYTES
 
 
 class Leaves(Generic[R]):
@@ -87,3 +88,18 @@ class LeafFirst(ABC, Generic[R]):
 
     def __iter__(self) -> Iterator[R]:
         return iter(self._idle)
+
+
+class OneQueue(LeafFirst[R]):
+    """All leaves in one queue: the victim is its first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leaves: Leaves[R] = Leaves()
+
+    def victim(self, pages: int) -> R:
+        leaf = self._leaves.first()
+        assert leaf is not None
+        if len(leaf.pages) <= pages * PAGE_ID_BYTES:
+            self.remove(leaf)
+        return leaf

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from radixkv.evictor.leaves import LeafFirst, Leaves
+from radixkv.evictor.leaves import Leaves, OneQueue
 from radixkv.evictor.policy import R, Rank
-from radixkv.types import PAGE_ID_BYTES
 
 
-class LFU(LeafFirst[R]):
+class LFU(OneQueue[R]):
     counts_uses: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._leaves: Leaves[R] = Leaves()
 
     def used(self, path: list[R]) -> None:
         for run in path:
@@ -29,13 +24,6 @@ class LFU(LeafFirst[R]):
         if not run.mark:  # it was there before this daemon
             run.mark = (1,)
         super().add(run)
-
-    def victim(self, pages: int) -> R:
-        leaf = self._leaves.first()
-        assert leaf is not None
-        if len(leaf.pages) <= pages * PAGE_ID_BYTES:
-            self.remove(leaf)
-        return leaf
 
     def _queue(self, run: R) -> tuple[Leaves[R], Rank]:
         return self._leaves, (*run.mark, run.stamp)
