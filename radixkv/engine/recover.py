@@ -34,7 +34,7 @@ from radixkv.commands import Retire, SessionRecord, Stamp, Write
 from radixkv.config import Config
 from radixkv.engine.engine import Engine
 from radixkv.engine.lineage import Lineage
-from radixkv.engine.pool import Pool
+from radixkv.engine.pool import LAST_ID, Pool
 from radixkv.engine.state import NOBODY
 from radixkv.image import NO_PAGE, SessionImage, TableImage
 from radixkv.tree.node import Node, Root
@@ -157,11 +157,17 @@ class _Restore:
             self.writes.append(Stamp(pool.name, np.int32(end).tobytes(), pool.stamp))
 
     def _order(self, nodes: list[tuple[int, int, Node]]) -> None:
-        """Into the order of eviction: by stamp, deeper ones first."""
-        pool = self.pool
+        """Into the order of eviction: by stamp, deeper ones first.
+
+        A stamp that a node has from pages behind it is written to its own end: those may leave before it.
+        """
+        pool, own = self.pool, self.image.stamps
         for stamp, _, node in sorted(nodes, key=lambda entry: (entry[0], -entry[1])):
             node.stamp = stamp
             pool.order.add(node)
+            end = bytes(node.pages[LAST_ID])
+            if node.children and own[int.from_bytes(end, "little")] != stamp:
+                self.writes.append(Stamp(pool.name, end, stamp))
         for root in self.roots.values():
             if root.retired and root.children:
                 pool.retired.append((root, None))

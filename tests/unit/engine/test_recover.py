@@ -59,8 +59,8 @@ class World:
         assert reply is not None
         return reply
 
-    def reserve(self, session: int, seq: int, tokens: range, headroom: int = 0) -> commands.Reserved:
-        reply = self.ask(session, commands.Reserve("p", seq, b"n", pack_tokens(tokens), headroom))
+    def reserve(self, session: int, seq: int, tokens: Iterable[int], headroom: int = 0) -> commands.Reserved:
+        reply = self.ask(session, commands.Reserve("p", seq, b"n", pack_tokens(list(tokens)), headroom))
         assert isinstance(reply, commands.Reserved), reply
         return reply
 
@@ -180,6 +180,31 @@ def test_what_was_held_is_newer_than_what_had_been_let_go() -> None:
     assert (world.lookup(range(4)), world.lookup(range(50, 54))) == (4, 4)
     world.reserve(2, 9, range(100, 108))
     assert (world.lookup(range(4)), world.lookup(range(50, 54))) == (0, 4)
+
+
+def test_a_place_in_the_order_outlives_the_pages_that_told_of_it() -> None:
+    world = World(pages=4)
+    world.reserve(1, 7, range(8))
+    world.commit(1, 7, 8)
+    world.free(1, 7)
+    world.reserve(1, 8, [*range(4), *range(50, 54)])  # branches: the first page's own record has never been stamped
+    world.commit(1, 8, 8)
+    world.die(attached=(2,))
+    world.rejoin(2)
+    world.ask(2, Resume([]))
+    world.do(commands.EndSession(1, False, "gone"))
+    world.reserve(2, 9, range(80, 84))
+    world.commit(2, 9, 4)
+    world.free(2, 9)
+    world.reserve(2, 10, range(90, 98))  # both branches leave
+    world.free(2, 10)
+    assert (world.lookup(range(8)), world.lookup(range(80, 84))) == (4, 4)
+    world.die()
+    world.rejoin(2)
+    world.ask(2, Resume([]))
+    world.do(commands.EndSession(1, False, "gone"))
+    world.reserve(2, 11, range(90, 102))
+    assert (world.lookup(range(4)), world.lookup(range(80, 84))) == (0, 4)
 
 
 def test_only_free_pages_are_handed_out_until_all_are_back() -> None:
