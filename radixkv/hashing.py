@@ -8,6 +8,7 @@ trusting it is not.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import cache
 from struct import Struct
 
@@ -23,21 +24,26 @@ def namespace_root(canonical: bytes, invalidations: int) -> bytes:
 
 def chain(parent: bytes, tokens: bytes, page_token_bytes: int) -> bytes:
     """Chain hashes of consecutive full pages: ``len(tokens) // page_token_bytes`` hashes of 16 bytes, joined."""
-    digest = xxh3_128_digest
     count = len(tokens) // page_token_bytes
-    if count <= _FEW:
-        return b"".join([parent := digest(parent + page) for page in _cutter(page_token_bytes, count).unpack(tokens)])
-    pages = _cutter(page_token_bytes, 1).iter_unpack(tokens)
-    return b"".join([parent := digest(parent + page) for (page,) in pages])
+    digest = xxh3_128_digest
+    hashes = []
+    for page in _cutter(page_token_bytes, count)(tokens) if count <= _FEW else _one_by_one(tokens, page_token_bytes):
+        parent = digest(parent + page)
+        hashes.append(parent)
+    return b"".join(hashes)
 
 
-_FEW = 64
+_FEW = 256
 """Up to so many pages are cut apart at once; beyond, the cutters that are kept would be many and large."""
 
 
 @cache
-def _cutter(page_token_bytes: int, count: int) -> Struct:
-    return Struct(f"{page_token_bytes}s" * count)
+def _cutter(page_token_bytes: int, count: int) -> Callable[[bytes], tuple[bytes, ...]]:
+    return Struct(f"{page_token_bytes}s" * count).unpack
+
+
+def _one_by_one(tokens: bytes, page_token_bytes: int) -> Iterator[bytes]:
+    return (page for (page,) in Struct(f"{page_token_bytes}s").iter_unpack(tokens))
 
 
 def last(hashes: bytes | bytearray) -> bytes:

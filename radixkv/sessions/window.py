@@ -7,6 +7,7 @@ several sockets.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Generic, TypeVar
 
 from radixkv.errors import BadRequest
@@ -20,8 +21,8 @@ SPAN = 1024
 class ReplyWindow(Generic[R]):
     def __init__(self, keep: int) -> None:
         self._keep = keep
-        self._replies: dict[int, R] = {}
-        """The oldest first."""
+        self._replies: deque[tuple[int, R]] = deque()
+        """With the ids of their requests, the oldest first."""
         self._newest = 0
         self._missing: set[int] = set()
         """Ids below the newest that have not been taken in and still may be."""
@@ -44,9 +45,9 @@ class ReplyWindow(Generic[R]):
                 self._overtake(request)
             self._newest = request
             return None
-        kept = self._replies.get(request)
-        if kept is not None:
-            return kept
+        for kept, reply in self._replies:
+            if kept == request:
+                return reply
         if request <= newest - SPAN or request not in self._missing:
             raise BadRequest("this request id is too old: its reply is no longer kept", id=request, newest=newest)
         self._missing.remove(request)
@@ -60,6 +61,6 @@ class ReplyWindow(Generic[R]):
 
     def keep(self, request: int, reply: R) -> None:
         replies = self._replies
-        replies[request] = reply
+        replies.append((request, reply))
         if len(replies) > self._keep:
-            del replies[next(iter(replies))]
+            replies.popleft()
