@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable
 
 from radixkv.allocator.page_pool import PagePool
 from radixkv.allocator.page_states import (
@@ -334,13 +335,27 @@ class Pool:
 
     def close(self, seq: Sequence, quarantine: list[int] | None = None) -> None:
         """The sequence is over. Cached pages stay cached; its own go back, or into quarantine."""
-        if self.publishing:
-            self.settle(seq)
-        self.let_go(seq, 0, quarantine)
+        self._leave(seq, quarantine)
         if len(seq.pages) > seq.published:
             self.drop(seq.pages[seq.published :], PRIVATE, quarantine)
         if seq.shadows:
             self.drop(array("i", seq.shadows), SHADOW, quarantine)
+
+    def close_all(self, sequences: Iterable[Sequence], quarantine: list[int] | None) -> None:
+        """The same for many: their own pages go back together, which costs little more than those of one."""
+        private, shadows = array("i"), array("i")
+        for seq in sequences:
+            self._leave(seq, quarantine)
+            private += seq.pages[seq.published :]
+            shadows.extend(seq.shadows)
+        self.drop(private, PRIVATE, quarantine)
+        self.drop(shadows, SHADOW, quarantine)
+
+    def _leave(self, seq: Sequence, quarantine: list[int] | None) -> None:
+        """All that the sequence holds is let go of, but its own pages."""
+        if self.publishing:
+            self.settle(seq)
+        self.let_go(seq, 0, quarantine)
         self.sequences -= 1
         namespace = self.namespaces.of(seq.root)
         namespace.users -= 1

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable
+from itertools import groupby
 from typing import TypeVar, TypeVarTuple
 
 from radixkv.commands import Granted, Reply, Retire, SessionRecord, Write, failure
@@ -53,8 +54,8 @@ class State:
         """Sessions of an earlier daemon's time that have not said yet what is theirs."""
         self.window_open = False
         """They are waited for: only free pages are handed out."""
-        self.ending: deque[tuple[Sequence, dict[str, list[int]] | None, int]] = deque()
-        """Sequences of ended sessions still to be closed, with where their pages go, and whose they were."""
+        self.ending: deque[tuple[Sequence, int]] = deque()
+        """Sequences of ended sessions still to be closed, and whose they were."""
         self.writes: list[Write] = []
         """Of the command being carried out, in the order in which they must reach the descriptor table."""
         self.refused: dict[int, dict[str, set[int]]] = {}
@@ -91,10 +92,11 @@ class State:
         if not mapped:
             self.mapping_gone(identity)
             self.refused.pop(identity, None)
-        quarantine = self.quarantine.setdefault(identity, {}) if mapped and session.sequences else None
+        if mapped and session.sequences:
+            self.quarantine.setdefault(identity, {})
         if identity in self.resuming:
             self._give_up_claims(identity, mapped)
-        self.ending.extend((seq, quarantine, identity) for seq in session.sequences.values())
+        self.ending.extend((seq, identity) for seq in session.sequences.values())
         self.close_some(SLICE_SEQUENCES)
 
     # -- after a restart ------------------------------------------------------------------------------------------
@@ -180,14 +182,12 @@ class State:
                 self.granted.append(Granted(session.id, request, over))
 
     def close_some(self, budget: int) -> None:
-        while self.ending and budget > 0:
-            budget -= 1
-            seq, quarantine, identity = self.ending.popleft()
-            pool = self.pools[seq.pool]
-            if quarantine is None or identity not in self.quarantine:
-                pool.close(seq)
-            else:
-                pool.close(seq, quarantine.setdefault(pool.name, []))
+        """At most so many sequences, the oldest first; neighbours of one session and pool together."""
+        some = [self.ending.popleft() for _ in range(min(budget, len(self.ending)))]
+        for (name, identity), together in groupby(some, key=lambda entry: (entry[0].pool, entry[1])):
+            quarantine = self.quarantine.get(identity)
+            pages = None if quarantine is None else quarantine.setdefault(name, [])
+            self.pools[name].close_all([seq for seq, _ in together], pages)
 
     def awaits_mapping_gone(self, identity: int) -> bool:
         """Could pages of this session be in quarantine until nothing of it maps the arena any longer?"""
@@ -264,4 +264,4 @@ class State:
     def live_sequences(self) -> list[Sequence]:
         """All sequences that hold pages: of sessions, in transit, and still to be closed."""
         of_sessions = [seq for session in self.sessions.all() for seq in session.sequences.values()]
-        return of_sessions + self.transit.sequences() + [seq for seq, _, _ in self.ending]
+        return of_sessions + self.transit.sequences() + [seq for seq, _ in self.ending]

@@ -318,8 +318,9 @@ class Members:
         if not session.over:
             session.over = True
             session.mapped = self._host.report(EndSession(session.id, not session.gone, reason))
-            for each in session.members.values():  # so that they learn it; their ends are still seen here
-                each.peer.shut()
+            for each in session.members.values():
+                if not each.closed:
+                    each.peer.shut()  # so that it learns it; its end is still seen here
         if session.gone and session.mapped:
             self._host.report(MappingGone(session.id))
         if session.gone or (not session.mapped and session.closed):

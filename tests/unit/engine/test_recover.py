@@ -132,7 +132,7 @@ def test_every_store_of_a_short_life_is_cut() -> None:
     pair.do(commands.MappingGone(session))
     pair.ask(other, Step(free=[Free(1), Free(2)]))
     pair.ask(other, commands.Reserve("p", 3, b"m", pack_tokens(range(40))))
-    assert pair.events["cut"] > 20
+    assert pair.events["cut"] > 15
 
 
 def test_a_committed_prefix_is_found_and_nothing_else() -> None:
