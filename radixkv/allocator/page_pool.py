@@ -39,10 +39,10 @@ class PagePool:
         self.counts = np.bincount(states, minlength=len(State)).tolist()
         self.free = FreeList(np.flatnonzero(states == FREE).tolist())
 
-    def take(self, count: int) -> array[int]:
-        """``count`` free pages, now private. The caller has checked that there are as many."""
+    def take(self, count: int, event: int = TAKE) -> array[int]:
+        """``count`` free pages, now private (or what ``event`` makes of them). There are as many, the caller knows."""
         pages = self.free.take(count)
-        self.move(pages, FREE, TAKE)
+        self.move(pages, FREE, event)
         return pages
 
     def give(self, pages: Sequence[int] | array[int], state: int, event: int) -> bytes:

@@ -61,6 +61,7 @@ class Event(IntEnum):
 
 
 TAKE, PUBLISH, SHADE, RELEASE, EVICT, QUARANTINE, CLEAR = map(int, list(Event)[:7])
+LOAD, LOADED, ABANDON, SAVE, SAVED = map(int, list(Event)[7:12])
 REUSE = int(Event.REUSE)
 
 TRANSITIONS: dict[tuple[State, Event], State] = {

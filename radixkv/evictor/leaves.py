@@ -44,12 +44,23 @@ class Leaves(Generic[R]):
     def discard(self, leaf: R) -> None:
         self._ticket.pop(leaf, None)
 
+    def remove(self, leaf: R) -> None:
+        del self._ticket[leaf]
+
+    def __iter__(self) -> Iterator[R]:
+        """By rank."""
+        return (leaf for _, ticket, leaf in sorted(self._heap, key=_place) if self._ticket.get(leaf) == ticket)
+
     def first(self) -> R | None:
         """The leaf of the lowest rank; the one added first if several have it."""
         heap = self._heap
         while heap and self._ticket.get(heap[0][2]) != heap[0][1]:
             heappop(heap)
         return heap[0][2] if heap else None
+
+
+def _place(entry: tuple[Rank, int, object]) -> tuple[Rank, int]:
+    return entry[:2]
 
 
 class LeafFirst(ABC, Generic[R]):

@@ -3,6 +3,9 @@
 Tokens, page ids and chain hashes are packed and run in parallel: no object and no dict entry per page. They begin as
 ``bytes`` (a one-page node shares its tokens with its key in the parent) and become ``bytearray`` when they first grow
 or shrink, so that appending and trimming cost what is appended or trimmed.
+
+A run lies on the device (``pages``), in the host tier (``host``) or in both; all its pages alike. Below a run that is
+only in the host tier there are only such runs.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ class Node:
     child's first page. ``parent`` is None for a root and for a node that has left the tree.
     """
 
-    __slots__ = ("children", "hashes", "holders", "mark", "pages", "parent", "stamp", "tokens")
+    __slots__ = ("children", "hashes", "holders", "host", "mark", "pages", "parent", "stamp", "tokens")
 
     def __init__(self, parent: Node | None, tokens: Packed, pages: Packed, hashes: Packed) -> None:
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
         self.hashes = hashes
+        self.host: Packed = b""
         self.children: dict[bytes, Node] | None = None
         self.holders = 0
         self.stamp = 0
@@ -34,7 +38,7 @@ class Node:
 
     @property
     def page_count(self) -> int:
-        return len(self.pages) // PAGE_ID_BYTES
+        return len(self.hashes) // HASH_BYTES
 
     def append(self, tokens: Packed, pages: Packed, hashes: Packed) -> None:
         if isinstance(self.tokens, bytes):
@@ -44,13 +48,15 @@ class Node:
         self.hashes += hashes
 
     def cut_tail(self, pages: int, page_token_bytes: int) -> bytes:
-        """Forget the last ``pages`` pages and return their packed ids."""
+        """Forget the last ``pages`` pages and return their packed ids on the device."""
         if isinstance(self.tokens, bytes):
             self._thaw()
         gone = bytes(self.pages[-pages * PAGE_ID_BYTES :])
         del self.tokens[-pages * page_token_bytes :]  # type: ignore[union-attr]
         del self.pages[-pages * PAGE_ID_BYTES :]  # type: ignore[union-attr]
         del self.hashes[-pages * HASH_BYTES :]  # type: ignore[union-attr]
+        if self.host:
+            self.host = self.host[: -pages * PAGE_ID_BYTES]
         return gone
 
     def _thaw(self) -> None:

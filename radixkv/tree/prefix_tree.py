@@ -50,8 +50,16 @@ class PrefixTree:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def match(self, start: Node, tokens: bytes, offset: int = 0, end: int | None = None) -> Match:
-        """How far ``tokens[offset:end]`` (bytes) agrees with what hangs below ``start``. Changes nothing."""
+        """How far ``tokens[offset:end]`` (bytes) agrees with what hangs below ``start`` on the device. Changes nothing.
+        """
         return walk(start, tokens, offset, len(tokens) if end is None else end, self.page_token_bytes)
+
+    def match_host(self, above: Match, tokens: bytes, offset: int = 0) -> Match:
+        """How far what follows ``above``, the match of ``tokens[offset:]``, is in the host tier alone."""
+        at = offset + above.pages * self.page_token_bytes
+        if above.inside is not None:
+            return Match(above.node, 0, None, 0, [])
+        return walk(above.node, tokens, at, len(tokens), self.page_token_bytes, host=True)
 
     def idle_on_path(self, match: Match) -> int:
         """Pages of a matched path that nobody holds now: pinning it takes them from what can be evicted."""
@@ -140,10 +148,10 @@ class PrefixTree:
         only_children = False
         while (parent := node.parent) is not None:
             node.holders = holders = node.holders - 1
+            node.stamp = stamp
             if holders <= 0:
                 if holders:
                     raise BrokenInvariant("I3", "a path was let go more often than it was held")
-                node.stamp = stamp
                 packed += len(node.pages)
                 if idle and len(node.children) == 1:  # type: ignore[arg-type]  # the node below is a child
                     only_children = True
@@ -163,12 +171,23 @@ class PrefixTree:
             upper = self._split(node, pages - back) if back < pages else _above(node)
             back -= min(back, pages)
             node.holders -= 1
+            node.stamp = stamp
             if node.holders == 0:
-                node.stamp = stamp
                 self.idle_pages += node.page_count
                 idle.append(node)
             node = upper
         return node, idle
+
+    def release(self, node: Node) -> list[Node]:
+        """A copy lets go of the path that ends in ``node``: that is no use, stamps stay. Returns what fell idle."""
+        idle = []
+        while node.parent is not None:
+            node.holders -= 1
+            if node.holders == 0:
+                self.idle_pages += len(node.pages) // PAGE_ID_BYTES
+                idle.append(node)
+            node = node.parent
+        return idle
 
     def node_at(self, node: Node, back: int) -> Node:
         """The node that ends ``back`` pages before the end of a held path, split off where needed."""
@@ -188,7 +207,7 @@ class PrefixTree:
         The holder of the path (exactly one of those who hold ``node``) holds the new pages too. Returns the last node.
         """
         self.cached_pages += len(pages) // PAGE_ID_BYTES
-        if node.holders == 1 and not node.children and not node.mark and node.parent is not None:
+        if node.holders == 1 and not (node.children or node.mark or node.host) and node.parent is not None:
             node.append(tokens, pages, hashes)
             return node
         child = Node(node, tokens, pages, hashes)
@@ -209,14 +228,18 @@ class PrefixTree:
         return child
 
     def trim(self, leaf: Node, pages: int) -> bytes:
-        """Take up to ``pages`` pages from the tail of an idle leaf; an empty leaf leaves the tree."""
+        """Take up to ``pages`` pages from the tail of an idle leaf; an empty leaf leaves the tree.
+
+        Returns their packed ids on the device. What the host tier has of them is the caller's to give back.
+        """
         if leaf.holders or leaf.children:
             raise BrokenInvariant("I7", "only a leaf that nobody holds can be evicted")
         packed = leaf.pages
-        have = len(packed) // PAGE_ID_BYTES
+        have = leaf.page_count
         taken = min(have, pages)
-        self.cached_pages -= taken
-        self.idle_pages -= taken
+        if packed:
+            self.cached_pages -= taken
+            self.idle_pages -= taken
         if taken < have:
             return leaf.cut_tail(taken, self.page_token_bytes)
         parent = leaf.parent
@@ -229,7 +252,61 @@ class PrefixTree:
         self.nodes -= 1
         return bytes(packed)
 
+    # -- two tiers ----------------------------------------------------------------------------------------------
+
+    def cut(self, node: Node, keep: int) -> Node:
+        """Cut an idle run after its first ``keep`` pages; it stays this object. Returns the new tail."""
+        tokens, ids, hashes = keep * self.page_token_bytes, keep * PAGE_ID_BYTES, keep * HASH_BYTES
+        tail = Node(node, bytes(node.tokens[tokens:]), bytes(node.pages[ids:]), bytes(node.hashes[hashes:]))
+        tail.host = bytes(node.host[ids:])
+        tail.stamp, tail.mark = node.stamp, node.mark
+        tail.children = node.children
+        for child in (tail.children or {}).values():
+            child.parent = tail
+        node.children = None
+        node.cut_tail(tail.page_count, self.page_token_bytes)
+        self._hang(node, tail)
+        self.nodes += 1
+        return tail
+
+    def sink(self, leaf: Node, pages: int) -> tuple[bytes, Node, Node | None]:
+        """The last ``pages`` pages of an idle run with host copies leave the device and stay in the host tier.
+
+        Below it there is nothing on the device. Returns their packed ids on the device, the run that they are now, and
+        the one that has melted into it: what followed them alone and was let go with them.
+        """
+        if leaf.holders or not leaf.host:
+            raise BrokenInvariant("I7", "only what nobody holds and the host tier has can leave the device")
+        sunk = leaf if pages >= leaf.page_count else self.cut(leaf, leaf.page_count - pages)
+        packed = bytes(sunk.pages)
+        sunk.pages = b""
+        self.cached_pages -= len(packed) // PAGE_ID_BYTES
+        self.idle_pages -= len(packed) // PAGE_ID_BYTES
+        return packed, sunk, self._absorb(sunk)
+
+    def _absorb(self, node: Node) -> Node | None:
+        below = next(iter(node.children.values())) if node.children and len(node.children) == 1 else None
+        if below is None or below.holders or below.stamp != node.stamp or len(below.children or ()) > MERGE_FANOUT:
+            return None
+        node.append(below.tokens, b"", below.hashes)
+        node.host = bytes(node.host + below.host)
+        self._adopt(node, below)
+        below.parent = below.children = None
+        self.nodes -= 1
+        return below
+
+    def surface(self, node: Node, pages: bytes) -> None:
+        """A held run of the host tier is on the device as well, in these pages."""
+        node.pages = pages
+        self.cached_pages += node.page_count
+
     # -- the shape ----------------------------------------------------------------------------------------------
+
+    def _adopt(self, node: Node, below: Node) -> None:
+        """``node`` gets the children of ``below``, which has melted into it."""
+        node.children = below.children
+        for child in (node.children or {}).values():
+            child.parent = node
 
     def _hang(self, parent: Node, child: Node) -> None:
         key = bytes(child.tokens[: self.page_token_bytes])  # of a one-page node this is the very same object
@@ -245,6 +322,8 @@ class PrefixTree:
         head.holders = node.holders
         head.stamp = node.stamp
         head.mark = node.mark
+        if node.host:
+            head.host, node.host = bytes(node.host[:ids]), bytes(node.host[ids:])
         self._hang(parent, head)
         node.tokens = bytes(node.tokens[tokens:])
         node.pages = bytes(node.pages[ids:])
@@ -261,7 +340,7 @@ class PrefixTree:
         run = [idle[0]]
         for parent in idle[1:]:
             siblings, below = parent.children, run[0].children
-            alone = siblings is not None and len(siblings) == 1
+            alone = siblings is not None and len(siblings) == 1 and bool(parent.host) == bool(run[0].host)
             if not alone or parent.mark != run[0].mark or (below and len(below) > MERGE_FANOUT):
                 kept.append(self._melt(run))
                 run = []
@@ -279,9 +358,9 @@ class PrefixTree:
             b"".join([node.pages for node in lower]),
             b"".join([node.hashes for node in lower]),
         )
-        top.children = run[0].children
-        for child in (top.children or {}).values():
-            child.parent = top
+        if top.host:
+            top.host = b"".join([top.host, *(node.host for node in lower)])
+        self._adopt(top, run[0])
         for node in lower:
             node.parent = None
             node.children = None

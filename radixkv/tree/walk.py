@@ -28,8 +28,11 @@ class Match(Struct, frozen=True):
     parts: list[Packed]
 
 
-def walk(start: Node, tokens: bytes, offset: int, end: int, page_token_bytes: int) -> Match:
-    """Match ``tokens[offset:end]`` (bytes; only full pages count) against what hangs below ``start``."""
+def walk(start: Node, tokens: bytes, offset: int, end: int, page_token_bytes: int, host: bool = False) -> Match:
+    """Match ``tokens[offset:end]`` (bytes; only full pages count) against what hangs below ``start``.
+
+    As far as it lies on the device; with ``host`` as far as it lies in the host tier alone, which is where that ends.
+    """
     node = start
     at = offset
     end -= (end - at) % page_token_bytes
@@ -41,14 +44,21 @@ def walk(start: Node, tokens: bytes, offset: int, end: int, page_token_bytes: in
         child = children.get(tokens[at : at + page_token_bytes])
         if child is None:
             break
+        ids = child.pages
+        if host:
+            if ids:
+                break
+            ids = child.host
+        elif not ids:
+            break
         edge = child.tokens
         if at + len(edge) <= end and tokens.startswith(edge, at):
-            parts.append(child.pages)
+            parts.append(ids)
             at += len(edge)
             node = child
             continue
         pages = _common(tokens, at, edge, min(len(edge), end - at), page_token_bytes) // page_token_bytes
-        parts.append(child.pages[: pages * PAGE_ID_BYTES])
+        parts.append(ids[: pages * PAGE_ID_BYTES])
         return Match(node, (at - offset) // page_token_bytes + pages, child, pages, parts)
     return Match(node, (at - offset) // page_token_bytes, None, 0, parts)
 
