@@ -36,8 +36,8 @@ NONE: list[Any] = []
 
 
 def step(state: State, session: Worker, body: Step) -> Reply:
-    free, truncate, commits, extend, share, copied = lists = astuple(body)
-    items = sum(map(len, lists))
+    free, truncate, commits, extend, share, copied = astuple(body)
+    items = len(free) + len(truncate) + len(commits) + len(extend) + len(share) + len(copied)
     if items > state.config.limits.batch_items:
         raise LimitExceeded("too many items in one step", items=items, limit=state.config.limits.batch_items)
     copies = _each(state, session, _copied, copied) if copied else NONE
@@ -140,6 +140,9 @@ def _extend(state: State, session: Worker, item: Extend) -> bytes:
 
 def _share(state: State, session: Worker, item: Share) -> Shared:
     seq, pool = state.find(session, item.seq)
+    limit = state.config.limits.batch_items
+    if item.count > limit:
+        raise LimitExceeded("too many forks at once", count=item.count, limit=limit)
     state.new_ids(session, item.first_child, item.count)
     planned = state.insist(session, plan.plan_share, pool, session, seq, item)
     children, reply = commit.do_share(pool, seq, item, planned)

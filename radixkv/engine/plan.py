@@ -18,7 +18,7 @@ from radixkv.engine.sequence import Sequence
 from radixkv.errors import BadRequest, LimitExceeded, OutOfPages
 from radixkv.sessions.registry import Session
 from radixkv.tree.node import Root
-from radixkv.tree.walk import Match
+from radixkv.tree.walk import Match, walk
 from radixkv.types import TOKEN_BYTES
 
 Worker = Session[Sequence, Reply]
@@ -58,8 +58,8 @@ def floor_missing(pool: Pool, session: Worker) -> int:
 
 def token_count(packed: bytes, limits: Limits, already: int, headroom: int) -> int:
     """Number of packed tokens. Errors: BadRequest (no multiple of 4), LimitExceeded (with those there are already)."""
-    count, rest = divmod(len(packed), TOKEN_BYTES)
-    if rest:
+    count = len(packed) // TOKEN_BYTES
+    if len(packed) % TOKEN_BYTES:
         raise BadRequest("tokens are 4 bytes each", bytes=len(packed))
     if already + count + headroom > limits.tokens:
         raise LimitExceeded(
@@ -89,7 +89,9 @@ def plan_reserve(pool: Pool, session: Worker, body: Reserve) -> ReservePlan:
     tokens = len(body.tokens) // TOKEN_BYTES
     total = -(-(tokens + body.headroom) // pool.page_size)
     namespace = pool.namespaces.find(body.namespace)
-    match = NO_MATCH if namespace is None else pool.tree.match(namespace.root, body.tokens)
+    match = NO_MATCH
+    if namespace is not None:
+        match = walk(namespace.root, body.tokens, 0, len(body.tokens), pool.tree.page_token_bytes)
     plan = _shape(pool, match, total, tokens, body.last_page)
     try:
         _fits(pool, session, plan, total)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from struct import Struct
 
 from radixkv.allocator.page_pool import PagePool
 from radixkv.allocator.page_states import (
@@ -45,6 +46,7 @@ COUNTERS = (
 
 LAST_ID = slice(-PAGE_ID_BYTES, None)
 """Of packed page ids."""
+_PAGE_ID = Struct("<i")
 SLICE_PAGES = 8192
 """How many pages one command or tick hashes and publishes: well under 10 ms."""
 
@@ -281,7 +283,7 @@ class Pool:
             pages = seq.pages[first + shadows : full_pages]
             packed = pages.tobytes()
             self.pages.move(pages, PRIVATE, PUBLISH)
-            before = int.from_bytes(seq.node.pages[LAST_ID], "little") if seq.depth else NO_PAGE
+            (before,) = _PAGE_ID.unpack_from(seq.node.pages, -PAGE_ID_BYTES) if seq.depth else (NO_PAGE,)
             seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
             seq.depth = full_pages
             self.counters["committed_pages"] += new
@@ -327,7 +329,7 @@ class Pool:
     def chain_before(self, seq: Sequence) -> bytes:
         """Chain hash of the last published page."""
         if seq.depth == seq.published and seq.depth:
-            return last(seq.node.hashes)
+            return bytes(seq.node.hashes[-HASH_BYTES:])
         if seq.depth >= seq.published:
             return self.tree.chain_hash(seq.node, seq.depth - seq.published)
         tokens = bytes(seq.tokens[: seq.published * self.tree.page_token_bytes])

@@ -250,14 +250,9 @@ class State:
         return pool
 
     def new_ids(self, session: Worker, first: int, count: int) -> None:
-        limits = self.config.limits
-        if count > limits.batch_items:
-            raise LimitExceeded("too many forks at once", count=count, limit=limits.batch_items)
-        if len(session.sequences) + count > limits.sequences_per_session:
-            raise LimitExceeded(
-                "too many sequences", sequences=len(session.sequences) + count, limit=limits.sequences_per_session
-            )
-        taken = session.sequences
+        taken, limit = session.sequences, self.config.limits.sequences_per_session
+        if len(taken) + count > limit:
+            raise LimitExceeded("too many sequences", sequences=len(taken) + count, limit=limit)
         if first in taken if count == 1 else not taken.keys().isdisjoint(range(first, first + count)):
             raise BadRequest("this sequence id is in use", sequence=first)
 

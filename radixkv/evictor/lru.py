@@ -48,17 +48,16 @@ class LRU(Generic[R]):
             self._order[run] = None
 
     def remove(self, run: R) -> None:
-        if run in self._order:
+        try:
             del self._order[run]
-        else:
+        except KeyError:
             self._returned.remove(run)
 
     def victim(self, pages: int) -> R:
         leaf = next(iter(self._order), None)
-        if self._returned:
-            returned = self._returned.first()
-            if leaf is None or (returned is not None and returned.stamp < leaf.stamp):
-                leaf = returned
+        returned = self._returned.first()
+        if leaf is None or (returned is not None and returned.stamp < leaf.stamp):
+            leaf = returned
         assert leaf is not None
         if len(leaf.hashes) <= pages * HASH_BYTES:
             self.remove(leaf)

@@ -235,7 +235,7 @@ class PrefixTree:
         if leaf.holders or leaf.children:
             raise BrokenInvariant("I7", "only a leaf that nobody holds can be evicted")
         packed = leaf.pages
-        have = leaf.page_count
+        have = len(leaf.hashes) // HASH_BYTES
         taken = min(have, pages)
         if packed:
             self.cached_pages -= taken
