@@ -245,8 +245,11 @@ class Tick(Struct, frozen=True):
     """Time has passed; ``running_s`` is the daemon's running time, which stands still while the daemon does."""
 
     running_s: float
+    """A copy has ended. Not ``ok``: its targets hold anything. ``seconds``: how long it ran, once it was its turn."""
 
 
+
+    seconds: float = 0.0
 class Drain(Struct, frozen=True):
     """Take nothing new; let what runs come to its end."""
 
@@ -503,7 +506,10 @@ Write = Assign | Publish | Retire | Stamp | Own | NamespaceRecord | SessionRecor
 
 
 class Copy(Struct, frozen=True):
-    """Effect: copy whole pages between tiers; its end comes back as ``CopyDone``."""
+    """Effect: copy whole pages between tiers; its end comes back as ``CopyDone``.
+
+    ``sources``, ``targets``: packed int32 page ids, source i goes to target i.
+    """
 
     copy: int
     pool: str

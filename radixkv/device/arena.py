@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 SPARE_BYTES = 64 * 2**20
 """What must stay free beside the arenas, for the daemon itself."""
 
+_LOCK_AGAIN_S = 0.005
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -106,8 +108,10 @@ def reopen_readonly(fd: int) -> int:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
 
 
-def lock(fd: int) -> int:
+def lock(fd: int, patience_s: float = 0.0) -> int:
     """Make this process the only one that writes to this memory: a descriptor that holds the lock until it is closed.
+
+    ``patience_s``: how long somebody who has it and may be about to end is waited for.
 
     It is the process's own, opened anew: a lock on a descriptor that others have as well would outlive us in their
     hands, and one of POSIX's would be gone as soon as any descriptor of the memory is closed here.
@@ -117,12 +121,21 @@ def lock(fd: int) -> int:
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:  # no /proc: then the keeper, which reaps a daemon before it starts the next, has to do
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
-    try:
-        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(own)
-        raise MemoryInUse("another daemon still serves from this memory") from None
+    until = time.monotonic() + patience_s
+    while not _try_lock(own):
+        if time.monotonic() >= until:
+            os.close(own)
+            raise MemoryInUse("another daemon still serves from this memory")
+        time.sleep(_LOCK_AGAIN_S)
     return own
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _too_small(needed: int, available: int) -> MemoryTooSmall:

@@ -1,0 +1,139 @@
+"""Copying pages between a pool's device arena and its host arena: the daemon asks, a process of its own copies.
+
+::
+
+    daemon   submit ──> lane of the direction ──> copier process (device/copying.py): copy, every rank
+             completions <──── ends, in order ──┘
+    it dies  reaped ──> all that it had not ended has failed ──> the next one, after a pause if it dies again and again
+
+The daemon's single thread never copies a byte and never waits. A copy is over when ``completions`` says so, not before:
+until then its process may write to the targets. That goes on beyond the daemon's own death, for as long as it takes the
+kernel to end the process (PR_SET_PDEATHSIG); so it holds the daemon's lock on the memory too, and the next daemon gets
+that when both are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from radixkv.commands import Copy, CopyDone
+from radixkv.device.copier_process import PoolTiers, Process
+from radixkv.device.copying import ASK, NO_POOL
+
+YOUNG_S = 5.0
+"""A process that dies within this time has crashed; after a second crash in a row the next one has to wait."""
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
+
+
+class Copier(Protocol):
+    """Whoever copies pages. Copies of one direction run in the order of submission, both directions at once.
+
+    A CUDA copier keeps this contract with other means: the host arena is pinned (``cuMemHostRegister``), a direction is
+    a stream of its own, a batch's pages are asynchronous copies followed by an event, and its end is told when the
+    event has happened; it maps the device arena that the daemon exports. To be shown there: that no copy goes on when
+    the process has been reaped.
+    """
+
+    def submit(self, copy: Copy) -> None:
+        """Have pages copied: source i to target i, on every rank. Never blocks, never fails: that is told as an end."""
+
+    def fileno(self) -> int:
+        """Readable when ``completions`` has something to do. The same descriptor as long as the copier is open."""
+
+    def completions(self) -> list[CopyDone]:
+        """What has ended since the last call, without blocking. Each copy ends once.
+
+        Not ok: the targets' content is undefined, and nothing writes to them any more.
+        """
+
+    def close(self) -> None:
+        """End it, whatever runs; then nothing writes to any page any more. Nothing is told about copies left over."""
+
+
+class ProcessCopier:
+    """The copier for CPU memory. The descriptors given stay the caller's and must stay open until ``close``.
+
+    Memory: page ids of what has not ended yet, here and in the sockets. As no page is in two copies, that is at most 8
+    bytes for every page there is.
+    """
+
+    def __init__(self, pools: Mapping[str, PoolTiers], keep_fds: Sequence[int] = ()) -> None:
+        """``keep_fds``: what the process shall hold as long as it lives; the locks that ``arena.lock`` gave."""
+        self._pools = {name: place for place, name in enumerate(pools)}
+        self._tiers = list(pools.values())
+        self._keep_fds = list(keep_fds)
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._refused: list[CopyDone] = []
+        self._process: Process | None = None
+        self._crashes = 0
+        self._pause_until = 0.0
+        self.deaths = 0
+        """Of processes, so far."""
+        self._start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process that copies now; None while there is none."""
+        return self._process.pid if self._process else None
+
+    def fileno(self) -> int:
+        """An epoll, over whatever the process of the moment has to be watched for."""
+        return self._epoll.fileno()
+
+    def submit(self, copy: Copy) -> None:
+        if self._process is None:
+            self._start()
+        if self._process is None:
+            self._refused.append(CopyDone(copy.copy, ok=False))
+            os.eventfd_write(self._bell, 1)
+            return
+        head = ASK.pack(self._pools.get(copy.pool, NO_POOL), len(copy.sources), len(copy.targets))
+        self._process.lanes[copy.to_host].ask(copy.copy, head + copy.sources + copy.targets)
+
+    def completions(self) -> list[CopyDone]:
+        ended, self._refused = self._refused, []
+        if ended:
+            os.eventfd_read(self._bell)
+        process = self._process
+        if process is None:
+            return ended
+        dead = process.reap()  # first: whatever it said before it died is read below
+        ended += process.take_ends()
+        if dead:
+            ended += [CopyDone(copy, ok=False) for lane in process.lanes for copy in lane.asked]
+            self._bury(process)
+        return ended
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        self._epoll.close()
+        os.close(self._bell)
+
+    def _start(self) -> None:
+        """Start a process, unless it is too early for the next one."""
+        if time.monotonic() < self._pause_until:
+            return
+        try:
+            self._process = Process(self._tiers, self._keep_fds, self._epoll)
+        except OSError:  # the machine has no process, memory or descriptor left for it
+            self._count_death(lived_s=0.0)
+
+    def _bury(self, process: Process) -> None:
+        process.close()
+        self._process = None
+        self._count_death(process.lived_s)
+        self._start()
+
+    def _count_death(self, lived_s: float) -> None:
+        self.deaths += 1
+        self._crashes = self._crashes + 1 if lived_s < YOUNG_S else 0
+        pause_s = PAUSE_FIRST_S * 2.0 ** min(self._crashes - 2, 16) if self._crashes > 1 else 0.0
+        self._pause_until = time.monotonic() + min(pause_s, PAUSE_MAX_S)

@@ -1,0 +1,134 @@
+"""The copier's process: whole pages from a pool's device arena to its host arena and back, both at once.
+
+``device/copier.py`` starts it, with its orders in one argument. Each direction is a lane: a socket on which frames come
+and ends go, in the same order, and a thread that does nothing else. numpy lets go of the interpreter while it copies,
+so a long save delays no load. What waits, waits in the socket, and before it in the daemon: here is nothing to queue.
+
+It imports no more than it needs, because the first copy after a death waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.device import arena
+
+ASK = struct.Struct("<iII")
+"""A frame's head: place of the pool (NO_POOL: none), bytes of source ids, bytes of target ids, which follow it."""
+END = struct.Struct("<?d")
+"""How a copy ended: whether all its bytes are there, and the seconds it ran."""
+NO_POOL = -1
+
+NICE = 5
+"""Behind the daemon and its workers when they want the same CPU."""
+_PR_SET_PDEATHSIG = 1
+
+Pages = NDArray[np.uint8]
+"""One rank's arena: [pages, page_bytes]."""
+
+
+class Tiers(NamedTuple):
+    """One pool's memory, rank by rank."""
+
+    device: list[Pages]
+    host: list[Pages]
+
+    @classmethod
+    def map(cls, page_bytes: int, device_fds: Sequence[int], host_fds: Sequence[int]) -> Tiers:
+        return cls([_map(fd, page_bytes) for fd in device_fds], [_map(fd, page_bytes) for fd in host_fds])
+
+
+def _map(fd: int, page_bytes: int) -> Pages:
+    """All whole pages of an arena. Its descriptor is closed; the mapping has one of its own."""
+    size = os.fstat(fd).st_size
+    memory = arena.map_shared(fd, size)
+    os.close(fd)
+    return np.frombuffer(memory, np.uint8, size - size % page_bytes).reshape(-1, page_bytes)
+
+
+def serve(lane: socket.socket, pools: Sequence[Tiers], to_host: bool) -> None:
+    """Copy what is asked for on a lane until its other end is closed. A frame that makes no sense fails alone."""
+    with lane.makefile("rb") as frames, contextlib.suppress(ConnectionError):
+        while len(head := frames.read(ASK.size)) == ASK.size:
+            place, *lengths = ASK.unpack(head)
+            sources, targets = map(frames.read, lengths)
+            begin = time.perf_counter()
+            ok = 0 <= place < len(pools) and copy_pages(sources, targets, *_direction(pools[place], to_host))
+            lane.sendall(END.pack(ok, time.perf_counter() - begin))
+
+
+def _direction(tiers: Tiers, to_host: bool) -> tuple[list[Pages], list[Pages]]:
+    return (tiers.device, tiers.host) if to_host else (tiers.host, tiers.device)
+
+
+def copy_pages(sources: bytes, targets: bytes, giving: Sequence[Pages], taking: Sequence[Pages]) -> bool:
+    """Copy page by page, on every rank. ``sources`` and ``targets`` are packed int32 ids. False, with nothing copied:
+    they are not equally many, or not all pages of these arenas."""
+    if len(sources) != len(targets) or len(sources) % 4:
+        return False
+    come_from, go_to = np.frombuffer(sources, "<i4"), np.frombuffer(targets, "<i4")
+    if not (_all_in(come_from, giving) and _all_in(go_to, taking)):
+        return False
+    for source, target, count in _runs(come_from, go_to):
+        for one, other in zip(giving, taking, strict=True):
+            other[target : target + count] = one[source : source + count]
+    return True
+
+
+def _all_in(ids: NDArray[np.int32], ranks: Sequence[Pages]) -> bool:
+    return not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < min(map(len, ranks)))
+
+
+def _runs(sources: NDArray[np.int32], targets: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
+    """(source, target, count): neighbours that go to neighbours are one copy."""
+    breaks = np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1
+    edges = [0, *breaks.tolist(), len(sources)]
+    for begin, end in itertools.pairwise(edges):
+        if end > begin:
+            yield int(sources[begin]), int(targets[begin]), end - begin
+
+
+def _bind_to_parent(parent: int) -> None:
+    """Die with the daemon, whatever kills it, and outlive the signals that ask it to drain: it ends us when it has."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:  # it died before that: the frames it may have sent are not to be carried out
+        sys.exit(0)
+    os.nice(NICE)
+
+
+def _fail(failure: threading.ExceptHookArgs) -> None:
+    """Half a copier would let copies wait for ever."""
+    threading.__excepthook__(failure)
+    os._exit(1)
+
+
+def main(orders: dict[str, Any]) -> None:
+    """``orders``: parent (process id), lanes (descriptors: load, save), pools ([page_bytes, device, host] each)."""
+    _bind_to_parent(orders["parent"])
+    pools = [Tiers.map(*pool) for pool in orders["pools"]]
+    load, save = (socket.socket(fileno=fd) for fd in orders["lanes"])
+    threading.excepthook = _fail
+    threading.Thread(target=serve, args=(load, pools, False), daemon=True).start()
+    serve(save, pools, to_host=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
