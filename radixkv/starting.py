@@ -35,6 +35,9 @@ from radixkv.ipc.router import Router
 from radixkv.ipc.signals import signal_socket
 
 DOORS, MANIFEST = "doors", "manifest"
+LOCK_PATIENCE_S = 5.0
+"""How long memory that somebody else still writes to is waited for. A copier ends with its daemon, but the kernel needs
+a moment for it, the longer the larger the arenas it maps; a daemon that really serves keeps the lock."""
 
 
 class RecoveryFailed(Exception):
@@ -212,7 +215,7 @@ class _Starter:
 
     def _lock(self, memory: PoolMemory) -> None:
         self._stack.callback(memory.close)
-        self._stack.callback(os.close, arena.lock(memory.table.fd))
+        self._stack.callback(os.close, arena.lock(memory.table.fd, LOCK_PATIENCE_S))
 
     def _stored_pools(self) -> dict[str, PoolMemory]:
         """The memory in the store; none if nobody has used it yet, or its daemon found a bug in itself.

@@ -255,6 +255,30 @@ def test_two_daemons_never_write_to_one_memory(store: StoreByHand, serve, cached
     table.close()
 
 
+HELD_AT_FIRST = """
+import os, sys
+from radixkv.cli.app import main
+from radixkv.device import arena
+
+table = 3 + os.environ["LISTEN_FDNAMES"].split(":").index("table-0")
+held = arena.lock(table)
+arena.time.sleep = lambda _: os.close(held)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_what_an_earlier_daemon_leaves_running_for_a_moment_is_waited_for(
+    store: StoreByHand, cached, serve_command, tmp_path: Path, raw_worker
+) -> None:
+    """Its copier holds the lock too. Here somebody has it when the next daemon asks, and lets go as that one waits."""
+    command = serve_command(tmp_path / "run", "--pool", POOL)
+    daemon = store.start([sys.executable, "-c", HELD_AT_FIRST, *command[command.index("serve") :]])
+    assert daemon.ready is not None and daemon.ready["cache_id"] == cached.ready["cache_id"]
+    assert hits(raw_worker(daemon.ready["endpoint"])) == 8
+    code, log = daemon.end(signal.SIGTERM)
+    assert code == 0, log
+
+
 def test_sockets_of_another_endpoint_are_refused(serve, cached, tmp_path: Path) -> None:
     code, log = refused(serve, directory=tmp_path / "elsewhere")
     assert code == 2

@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,3 +147,14 @@ def test_a_control_group_bounds_what_is_available(
     with pytest.raises(arena.MemoryTooSmall):
         arena.check_memory(100_000_000 - arena.SPARE_BYTES + 1)
     arena.check_memory(100_000_000 - arena.SPARE_BYTES)
+
+
+def test_the_lock_is_one_process_alone_and_waited_for_if_asked(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = arena.lock(fd)
+    begin = time.monotonic()
+    with pytest.raises(arena.MemoryInUse):
+        arena.lock(fd, patience_s=0.1)
+    assert time.monotonic() - begin >= 0.1
+    monkeypatch.setattr(arena.time, "sleep", lambda _: os.close(held))
+    os.close(arena.lock(fd, patience_s=30.0))
+    os.close(arena.lock(fd))
