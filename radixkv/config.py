@@ -158,6 +158,9 @@ class PoolConfig:
     namespaces: int = 1024
     policy: str = "lru"
     ranks: int = 1
+    host_pages: int = 0
+    host_staging_pages: int = 0
+    reclaim_pages: int = -1
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64 or not self.name.isprintable():
@@ -174,18 +177,30 @@ class PoolConfig:
         if self.policy not in POLICIES:
             raise _refuse("pool.policy", self.policy, ", ".join(POLICIES))
         _whole("pool.ranks", self.ranks, 1, RANKS_MAX)
+        _whole("pool.host_pages", self.host_pages, 0, PAGES_MAX)
+        _whole("pool.host_staging_pages", self.host_staging_pages, 0, PAGES_MAX - self.host_pages)
+        _whole("pool.reclaim_pages", self.reclaim_pages, -1, self.pages)
+        if self.reclaim_pages == -1:
+            object.__setattr__(self, "reclaim_pages", self.pages // 8 if self.host_pages else 0)
+        if self.host_pages and self.policy != "lru":
+            raise _refuse("pool.policy", self.policy, "lru with a host tier")
         if self.session_cap_pages and self.session_floor_pages > self.session_cap_pages:
             raise _refuse("pool.session_floor_pages", self.session_floor_pages, "at most session_cap_pages")
 
     @property
     def arena_bytes(self) -> int:
-        """Of one rank."""
+        """On the device, of one rank."""
         return self.pages * self.spec.page_bytes
 
     @property
+    def host_arena_bytes(self) -> int:
+        """In the host tier, of one rank."""
+        return (self.host_pages + self.host_staging_pages) * self.spec.page_bytes if self.host_pages else 0
+
+    @property
     def total_bytes(self) -> int:
-        """Of all ranks' arenas."""
-        return self.ranks * self.arena_bytes
+        """Of all ranks' arenas, of both tiers."""
+        return self.ranks * (self.arena_bytes + self.host_arena_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class MemoryFlags:
 
     device_blocks: Annotated[int, Parameter(help="blocks that fit on the device", metavar="COUNT")]
     host_blocks: Annotated[
-        int, Parameter(help="blocks that fit into host memory beside them; only 0 so far", metavar="COUNT")
+        int, Parameter(help="blocks that fit into host memory beside them; lru only", metavar="COUNT")
     ] = 0
     policy: Annotated[str, Parameter(help=f"which blocks leave first: {', '.join(POLICIES)}", metavar="NAME")] = "lru"
     block_size: Annotated[int, Parameter(help="tokens of a block, for the figures in tokens", metavar="TOKENS")] = (
@@ -62,8 +62,8 @@ def check(memory: MemoryFlags) -> None:
     check_policy(memory.policy)
     if not 1 <= memory.device_blocks <= PAGES_MAX:
         raise refuse("device_blocks", memory.device_blocks, f"a whole number from 1 to {PAGES_MAX}")
-    if memory.host_blocks:
-        raise refuse("host_blocks", memory.host_blocks, "0 (there is no host tier yet)")
+    if not 0 <= memory.host_blocks <= PAGES_MAX - memory.device_blocks:
+        raise refuse("host_blocks", memory.host_blocks, f"a whole number from 0 to {PAGES_MAX - memory.device_blocks}")
     if memory.block_size < 1:
         raise refuse("block_size", memory.block_size, "a whole number from 1")
 

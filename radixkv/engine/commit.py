@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 
-from radixkv.allocator.page_states import CACHED, PRIVATE, SHADOW
+from radixkv.allocator.page_states import PRIVATE, SHADOW
 from radixkv.commands import CopyRow, Reserve, Reserved, Share, Shared, Truncate, Truncated
 from radixkv.engine.namespaces import Namespace
 from radixkv.engine.plan import ReservePlan, SharePlan, TruncatePlan
-from radixkv.engine.pool import Pool
+from radixkv.engine.pool import IN_TREE, Pool
 from radixkv.engine.sequence import Sequence
 from radixkv.tree.node import Node
 from radixkv.types import PAGE_ID_BYTES, TOKEN_BYTES
@@ -91,7 +91,7 @@ def _cut_private(pool: Pool, seq: Sequence, kept: int) -> None:
 def _cut_immutable(pool: Pool, seq: Sequence, last: int, plan: TruncatePlan) -> Truncated:
     """Keep ``last`` immutable pages; rows of the next one, if wanted, are to be copied into a private page."""
     source = seq.pages[last] if plan.rows else -1
-    in_tree = source >= 0 and pool.pages.states[source] == CACHED
+    in_tree = source >= 0 and pool.pages.states[source] in IN_TREE
     if source >= 0 and not in_tree:
         pool.pages.hold(source)
     pool.let_go(seq, last + in_tree)
@@ -115,7 +115,7 @@ def _cut_immutable(pool: Pool, seq: Sequence, last: int, plan: TruncatePlan) -> 
 def do_share(pool: Pool, seq: Sequence, item: Share, plan: SharePlan) -> tuple[list[Sequence], Shared]:
     """Children hold the shared pages and, while rows are to be copied, the page they come from."""
     source = seq.pages[plan.shared] if plan.rows else -1
-    in_tree = source >= 0 and pool.pages.states[source] == CACHED
+    in_tree = source >= 0 and pool.pages.states[source] in IN_TREE
     depth = min(seq.depth, plan.shared + in_tree)
     node = pool.tree.node_at(seq.node, seq.depth - depth) if item.count else seq.node
     if depth and item.count:

@@ -29,11 +29,11 @@ from radixkv.commands import (
     Invalidate,
     Invalidated,
     JoinSession,
-    LookedUp,
     Lookup,
     MappingGone,
     OpenSession,
     Outcome,
+    Prefetch,
     RejoinSession,
     Reply,
     Request,
@@ -66,16 +66,22 @@ class Engine(State):
         reply = self._request(command, now) if type(command) is Request else self._internal(command, now)
         if self.queued:
             reserving.serve_waiting(self, now)
+        for tier in self.tiers.values():
+            tier.reclaim(now)
         outcome = Outcome(reply, self.writes.copy())
         self.writes.clear()
         if self.granted or self.ended:
             outcome.granted, outcome.ended = self.granted, self.ended
             self.granted, self.ended = [], []
+        if self.effects:
+            outcome.effects = self.effects.copy()
+            self.effects.clear()
         return outcome
 
     def next_deadline(self) -> float | None:
         """When a tick is due because somebody's time is over (monotonic seconds); None: nothing is pending."""
-        ends = [end for pool in self.pools.values() if pool.waiting and (end := pool.waiting.next_end()) is not None]
+        lines = [line for pool in self.pools.values() for line in (pool.waiting, pool.fetching) if line]
+        ends = [end for line in lines if (end := line.next_end()) is not None]
         if (end := self.transit.next_end()) is not None:
             ends.append(end)
         return min(ends, default=None)
@@ -107,15 +113,23 @@ class Engine(State):
             case MappingGone():
                 self.mapping_gone(command.session)
             case CopyDone():
-                self.counters["unknown_copies"] += 1  # no tier to copy to yet: every completion is a stranger
+                self._copy_done(command, now)
             case Drain():
                 self.draining = True
                 for pool in self.pools.values():
-                    for waiting in pool.waiting.all():
+                    for waiting in pool.all_waiting():
                         reserving.answer_waiting(self, pool, waiting, failure(Draining("the daemon takes nothing new")))
             case _:
                 raise TypeError(f"not a command: {command!r}")
         return None
+
+    def _copy_done(self, command: CopyDone, now: float) -> None:
+        for tier in self.tiers.values():
+            copying = tier.host.copies.get(command.copy)
+            if copying is not None:
+                tier.done(copying, command.ok, now)
+                return
+        self.counters["unknown_copies"] += 1  # twice, or of an earlier daemon's time
 
     def _open(self, command: OpenSession) -> Reply:
         try:
@@ -198,6 +212,8 @@ class Engine(State):
                 return handover.handoff(self, session, body, now)
             case Adopt():
                 return handover.adopt(self, session, body)
+            case Prefetch():
+                return reserving.prefetch(self, session, request, body, now)
             case Compact():
                 seq, pool = self.find(session, body.seq)
                 return Compacted(commit.do_compact(pool, seq))
@@ -230,13 +246,9 @@ class Engine(State):
         limits = self.config.limits
         if len(body.prompts) > limits.batch_items:
             raise LimitExceeded("too many prompts at once", prompts=len(body.prompts), limit=limits.batch_items)
-        namespace = pool.namespaces.find(body.namespace)
-        found = []
         for tokens in body.prompts:
             plan.token_count(tokens, limits, 0, 0)
-            pages = pool.tree.match(namespace.root, tokens).pages if namespace else 0
-            found.append(pages * pool.page_size)
-        return LookedUp(found, [0] * len(found))
+        return reserving.look_up(pool, body.namespace, body.prompts)
 
     # -- time ---------------------------------------------------------------------------------------------------
 

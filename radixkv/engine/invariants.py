@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from radixkv.allocator.page_states import State
 from radixkv.engine.engine import Engine
+from radixkv.engine.host import HostTier
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
 from radixkv.errors import BrokenInvariant
@@ -36,8 +37,10 @@ def check(engine: Engine) -> None:
         _charges(engine, pool)
         _waiting(engine, pool)
         _metrics(pool, own, trees)
+        if pool.host is not None:
+            _host(pool.host, trees)
     _sessions(engine, sequences)
-    queued = sum(len(pool.waiting) for pool in engine.pools.values())
+    queued = sum(len(pool.all_waiting()) for pool in engine.pools.values())
     need(engine.queued == queued, "I24", f"{engine.queued} requests wait, counted {queued}")
 
 
@@ -53,7 +56,8 @@ class _Trees:
         roots: dict[int, Root] = {id(space.root): space.root for space in pool.namespaces.all()}
         for seq in sequences:
             roots.setdefault(id(seq.root), seq.root)
-        for node, _ in pool.retired:
+        held = [end for copying in (pool.host.copies.values() if pool.host else ()) for end in copying.ends]
+        for node in [*held, *(node for node, _ in pool.retired)]:
             top = _top(node)
             if isinstance(top, Root):
                 roots.setdefault(id(top), top)
@@ -69,7 +73,8 @@ class _Trees:
             for child in (node.children or {}).values():
                 need(child.parent is node, "I9", "a child does not know its parent")
                 stack.append((child, before))
-            need(len(self.nodes) <= pool.pages.size, "I9", "the tree has more nodes than there are pages")
+            most = pool.pages.size + (pool.host.pages.size if pool.host else 0)
+            need(len(self.nodes) <= most, "I9", "the tree has more nodes than there are pages")
 
 
 def _top(node: Node) -> Node:
@@ -94,9 +99,14 @@ def _conservation(engine: Engine, pool: Pool, sequences: list[Sequence], trees: 
         )
     free = pages.free.ids()
     need(len(free) == len(set(free)), "I3", "a page is twice in the free list")
+    saving, loading = _copied_pages(pool)
+    cached = [page for node, _ in trees.nodes for page in _ids(node.pages)]
+    need(saving <= set(cached), "I11", f"pages {sorted(saving - set(cached))[:4]} left the tree while they were copied")
     places: dict[State, list[int]] = {
         State.FREE: free,
-        State.CACHED: [page for node, _ in trees.nodes for page in _ids(node.pages)],
+        State.CACHED: [page for page in cached if page not in saving],
+        State.SAVING: sorted(saving),
+        State.LOADING: sorted(loading),
         State.QUARANTINED: _quarantined(engine, pool),
         State.PRIVATE: sorted({page for seq in sequences for page in _private(pool, seq)}),
         State.SHADOW: sorted({page for seq in sequences for page in _shadows(pool, seq)}),
@@ -106,6 +116,13 @@ def _conservation(engine: Engine, pool: Pool, sequences: list[Sequence], trees: 
         need(len(found) == tally[state], "I1", f"{tally[state]} pages are {state.name}, {len(found)} have their place")
         wrong = [page for page in found if pages.states[page] != state]
         need(not wrong, "I1", f"pages {wrong[:4]} are not {state.name}, but kept as such")
+
+
+def _copied_pages(pool: Pool) -> tuple[set[int], set[int]]:
+    """Device pages that are being read, and being filled, by copies."""
+    copies = pool.host.copies.values() if pool.host else ()
+    saving = {page for copying in copies if copying.to_host for run in copying.runs for page in run.device}
+    return saving, {page for copying in copies if not copying.to_host for run in copying.runs for page in run.device}
 
 
 def _quarantined(engine: Engine, pool: Pool) -> list[int]:
@@ -141,6 +158,8 @@ def _holders(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
                 held[id(node)] += 1
                 node = node.parent
             need(node is None or node is seq.root, "I2", f"sequence {seq.id} pins a path of another namespace")
+    for end in (end for copying in (pool.host.copies.values() if pool.host else ()) for end in copying.ends):
+        held.update(map(id, pool.tree.path(end)))
     for node, _ in trees.nodes:
         need(node.holders == held[id(node)], "I2", f"a node counts {node.holders} holders, {held[id(node)]} hold it")
     outside: Counter[int] = Counter()
@@ -161,7 +180,7 @@ def _holders(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
 def _path_pages(node: Node) -> int:
     pages = 0
     while node.parent is not None:
-        pages += node.page_count
+        pages += len(node.pages) // PAGE_ID_BYTES
         node = node.parent
     return pages
 
@@ -170,12 +189,17 @@ def _tree_shape(pool: Pool, trees: _Trees) -> None:
     """I9: keys, sizes and parents agree. I7: an idle node has no held child."""
     size = pool.tree.page_token_bytes
     for node, _ in trees.nodes:
-        pages = node.page_count
+        pages = max(len(node.pages), len(node.host)) // PAGE_ID_BYTES
         need(pages > 0, "I9", "a node without pages")
+        other = min(len(node.pages), len(node.host)) // PAGE_ID_BYTES
+        need(other in (0, pages), "I9", "a node is partly in one tier and partly in both")
         need(len(node.tokens) == pages * size, "I9", "a node's tokens and pages differ in number")
         need(len(node.hashes) == pages * HASH_BYTES, "I9", "a node's hashes and pages differ in number")
         parent = node.parent
         assert parent is not None and parent.children is not None
+        need(bool(node.host) <= (pool.host is not None), "I9", "a node is in a host tier that does not exist")
+        on_device = bool(parent.pages) or parent.parent is None or not node.pages
+        need(on_device, "I7", "a node is on the device and what comes before it is not")
         need(parent.children.get(bytes(node.tokens[:size])) is node, "I9", "a child is filed under another key")
         need(
             parent.parent is None or parent.holders >= node.holders, "I7", "a node is held more often than its ancestor"
@@ -197,7 +221,7 @@ def _contents(pool: Pool, trees: _Trees) -> None:
 def _eviction_order(pool: Pool, trees: _Trees) -> None:
     """I7: exactly the idle nodes are in the order, and the policy's own recount agrees."""
     known = {id(node) for node in pool.order}
-    idle = {id(node) for node, _ in trees.nodes if node.holders == 0}
+    idle = {id(node) for node, _ in trees.nodes if node.holders == 0 and node.pages}
     need(known == idle, "I7", f"{len(idle)} nodes are idle, {len(known)} are in the order of eviction")
     pool.order.check()
     need(max((node.stamp for node in pool.order), default=0) <= pool.stamp, "I27", "a stamp from the future")
@@ -264,20 +288,20 @@ def _charges(engine: Engine, pool: Pool) -> None:
 
 def _waiting(engine: Engine, pool: Pool) -> None:
     """I10: whoever waits is known, once, with an end; I19: bounded."""
-    line = pool.waiting.all()
+    line = pool.all_waiting()
     need(len(line) <= engine.config.limits.queued, "I19", "more wait than may")
     known = {(session.id, request) for session in engine.sessions.all() for request, name in session.waiting.items()
              if name == pool.name}  # fmt: skip
     need(known == {(entry.session, entry.request) for entry in line}, "I10", "the line and the sessions disagree")
-    end = pool.waiting.next_end()
-    earliest = min((entry.until for entry in line), default=None)
-    need(end == earliest, "I10", "nobody would wake those who wait when their time is over")
+    for lined in (pool.waiting, pool.fetching):
+        earliest = min((entry.until for entry in lined.all()), default=None)
+        need(lined.next_end() == earliest, "I10", "nobody would wake those who wait when their time is over")
 
 
 def _metrics(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
     """I24: every counter equals the recount."""
-    cached = sum(node.page_count for node, _ in trees.nodes)
-    idle = sum(node.page_count for node, _ in trees.nodes if node.holders == 0)
+    cached = sum(len(node.pages) // PAGE_ID_BYTES for node, _ in trees.nodes)
+    idle = sum(len(node.pages) // PAGE_ID_BYTES for node, _ in trees.nodes if node.holders == 0)
     need(pool.tree.cached_pages == cached, "I24", f"{pool.tree.cached_pages} cached pages, counted {cached}")
     need(pool.tree.idle_pages == idle, "I24", f"{pool.tree.idle_pages} idle pages, counted {idle}")
     need(pool.tree.nodes == len(trees.nodes), "I24", f"{pool.tree.nodes} nodes, counted {len(trees.nodes)}")
@@ -291,6 +315,36 @@ def _metrics(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
             "I24",
             f"namespace {space.id}: {space.users} users, {users[space.id]} counted",
         )
+
+
+def _host(host: HostTier, trees: _Trees) -> None:
+    """I1, I3, I11, I24 of the host tier: each of its pages is in one place, counters equal the recount."""
+    tally = Counter(host.pages.states)
+    for state in State:
+        need(host.pages.counts[state] == tally[state], "I1", f"{host.pages.counts[state]} host pages {state.name}")
+    copies = list(host.copies.values())
+    free = host.pages.free.ids()
+    filling = [page for copying in copies if copying.to_host for run in copying.runs for page in run.host]
+    reading = {page for copying in copies if not copying.to_host for run in copying.runs for page in run.host}
+    kept = [page for node, _ in trees.nodes for page in _ids(node.host)]
+    places = free + filling + kept
+    need(len(places) == len(set(places)) == host.pages.size, "I1", f"{len(places)} of {host.pages.size} host pages")
+    need(reading <= set(kept), "I11", "host pages left the tree while they were being read")
+    wanted = [(free, State.FREE), (filling, State.LOADING), (sorted(reading), State.SAVING)]
+    wanted.append(([page for page in kept if page not in reading], State.CACHED))
+    for pages, state in wanted:
+        need(all(host.pages.states[page] == state for page in pages), "I1", f"a host page is not {state.name}")
+    only = [node for node, _ in trees.nodes if not node.pages]
+    known = {id(node) for node in host.order}
+    need(known == {id(node) for node in only if node.holders == 0}, "I7", "the host tier's order lacks a node")
+    host.order.check()
+    counted = sum(node.page_count for node in only)
+    need(host.only_pages == counted, "I24", f"{host.only_pages} pages in the host tier alone, counted {counted}")
+    need(host.saving_pages == len(filling), "I24", f"{host.saving_pages} pages to be filled, counted {len(filling)}")
+    need(host.leaving_pages == len(reading), "I24", f"{host.leaving_pages} pages leave, counted {len(reading)}")
+    for node, _ in trees.nodes:
+        unknown = node.pages and node.host and node.holders == 0 and node not in host.clean
+        need(not unknown, "I24", "nobody knows of a host copy that could be dropped")
 
 
 def _sessions(engine: Engine, sequences: list[Sequence]) -> None:

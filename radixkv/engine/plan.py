@@ -10,10 +10,10 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from radixkv.allocator.page_states import CACHED, FREE
+from radixkv.allocator.page_states import FREE
 from radixkv.commands import Extend, Reply, Reserve, Share, Truncate
 from radixkv.config import LAST_PAGE_MODES, Limits
-from radixkv.engine.pool import Pool
+from radixkv.engine.pool import IN_TREE, Pool
 from radixkv.engine.sequence import Sequence
 from radixkv.errors import BadRequest, LimitExceeded, OutOfPages
 from radixkv.sessions.registry import Session
@@ -188,8 +188,8 @@ def _given_back(pool: Pool, seq: Sequence, kept: int) -> int:
     That last one stays held as the source of the rows: on the path if it is cached, by itself if it is a shadow.
     """
     states, extra = pool.pages.states, pool.pages.extra_holders
-    back = sum(1 for page in seq.pages[kept:] if states[page] != CACHED and page not in extra)
-    depth = kept if states[seq.pages[kept - 1]] == CACHED else kept - 1
+    back = sum(1 for page in seq.pages[kept:] if states[page] not in IN_TREE and page not in extra)
+    depth = kept if states[seq.pages[kept - 1]] in IN_TREE else kept - 1
     if seq.depth > depth and not pool.frozen:
         back += pool.tree.sole_pages(seq.node, seq.depth - depth)
     if seq.counts_source and seq.source not in extra:

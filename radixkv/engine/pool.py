@@ -17,33 +17,40 @@ from radixkv.allocator.page_states import (
     CLEAR,
     EVICT,
     FREE,
+    LOAD,
     PRIVATE,
     PUBLISH,
     QUARANTINE,
     QUARANTINED,
     RELEASE,
     REUSE,
+    SAVING,
     SHADE,
     SHADOW,
 )
 from radixkv.commands import Assign, NamespaceRecord, Publish, Retire, Stamp, Write
 from radixkv.config import PoolConfig
+from radixkv.engine.host import HostTier
 from radixkv.engine.lineage import Lineage
 from radixkv.engine.namespaces import Namespace, Namespaces
 from radixkv.engine.sequence import Sequence
-from radixkv.engine.waiting import WaitingLine
+from radixkv.engine.waiting import Waiting, WaitingLine
 from radixkv.evictor import policies
 from radixkv.evictor.policy import Policy
 from radixkv.hashing import chain, last
 from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
+from radixkv.tree.walk import Match
 from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
 
 COUNTERS = (
     "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
+    "saved_pages", "loaded_pages", "failed_copies",
 )  # fmt: skip
 
+IN_TREE = (CACHED, SAVING)
+"""States of pages that are complete and in the tree."""
 LAST_ID = slice(-PAGE_ID_BYTES, None)
 """Of packed page ids."""
 _PAGE_ID = Struct("<i")
@@ -60,8 +67,16 @@ class Pool:
         self.tree = PrefixTree(self.page_size)
         self.order: Policy[Node] = policies.make(config.policy, config.pages)
         self.namespaces = Namespaces(config.namespaces)
+        self.host: HostTier | None = None
+        if config.host_pages:
+            self.host = HostTier(self.tree, self.namespaces.emptied, config.host_pages, config.host_staging_pages)
         self.sequences = 0
         self.waiting = WaitingLine()
+        """Reserves that wait for pages."""
+        self.fetching = WaitingLine()
+        """Reserves that wait for copies between the tiers."""
+        self.copied = False
+        """A copy has ended since they were last looked at."""
         self.floors_missing = 0
         """Pages that are missing to the sessions' floors, over all open sessions."""
         self.retired: deque[tuple[Node, list[Node] | None]] = deque()
@@ -79,6 +94,14 @@ class Pool:
         """Pages have come free or fallen idle since the waiting line was last served."""
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.writes: list[Write] = []
+
+    # -- who waits ----------------------------------------------------------------------------------------------
+
+    def all_waiting(self) -> list[Waiting]:
+        return self.waiting.all() + self.fetching.all()
+
+    def leave_lines(self, session: int, request: int) -> Waiting | None:
+        return self.waiting.leave(session, request) or self.fetching.leave(session, request)
 
     # -- how much there is --------------------------------------------------------------------------------------
 
@@ -102,7 +125,30 @@ class Pool:
             self.lineage.handed_out(pages)
         if count:
             self.writes.append(Assign(self.name, pages.tobytes(), owner, root.namespace, root.epoch))
+            if self.host is not None:
+                self.host.taken += count
         return pages
+
+    def take_to_fill(self, count: int, root: Root) -> array[int]:
+        """``count`` pages that a copy from the host tier fills, evicting what is missing. In the table nobody's."""
+        while (short := count - self.pages.counts[FREE]) > 0:
+            leaf = self.order.victim(short)
+            self._evict(leaf, short)
+        pages = self.pages.take(count, LOAD)
+        self.writes.append(Assign(self.name, pages.tobytes(), 0, root.namespace, root.epoch))
+        return pages
+
+    def push_out(self, leaf: Node, count: int) -> None:
+        """The last ``count`` pages of an idle run that nothing on the device follows are free now."""
+        if count >= leaf.page_count:
+            self.order.remove(leaf)
+        self._evict(leaf, count)
+
+    def _evict(self, leaf: Node, count: int) -> None:
+        """To the free list. A run that goes as a whole has been taken out of the order."""
+        packed = self._trim(leaf, count)
+        self.pages.give(array("i", packed), CACHED, EVICT)
+        self.writes.append(Retire(self.name, packed))
 
     def _evict_for(self, count: int) -> array[int]:
         """Exactly ``count`` idle pages from the tree, in the policy's order, private from now on.
@@ -113,13 +159,21 @@ class Pool:
         while (left := count - len(pages)) > 0:
             pages.frombytes(self._trim(self.order.victim(left), left))
         self.pages.move(pages, CACHED, REUSE)
-        self.counters["evicted_pages"] += count
         self.gained = True  # who waits may have lost a prefix, and with it the hope to fit
         return pages
 
     def _trim(self, leaf: Node, count: int) -> bytes:
+        """Off the device: into the host tier if that has it already, else lost, with what follows there."""
         parent = leaf.parent
+        if self.host is not None and leaf.host:
+            pages = self.host.sink(leaf, count)
+            if leaf.pages:
+                self.writes.append(Stamp(self.name, bytes(leaf.pages[-PAGE_ID_BYTES:]), leaf.stamp))
+            return pages
+        if leaf.children and self.host is not None:
+            self.host.drop_below(leaf)
         pages = self.tree.trim(leaf, count)
+        self.counters["evicted_pages"] += len(pages) // PAGE_ID_BYTES
         if leaf.parent is not None:  # what is left has a new end, which the next daemon has to find stamped
             self.writes.append(Stamp(self.name, bytes(leaf.pages[-PAGE_ID_BYTES:]), leaf.stamp))
         elif type(parent) is Root and not parent.children:
@@ -152,6 +206,10 @@ class Pool:
     # -- paths --------------------------------------------------------------------------------------------------
 
     def woken(self, nodes: list[Node]) -> None:
+        if self.host is not None:
+            for node in nodes:
+                (self.order if node.pages else self.host.order).remove(node)
+            return
         remove = self.order.remove
         for node in nodes:
             remove(node)
@@ -170,6 +228,8 @@ class Pool:
         for node in nodes:
             add(node)
             ends.append(node.pages[LAST_ID])
+        if self.host is not None:
+            self.host.used(nodes)
         self.gained = True
         self.writes.append(Stamp(self.name, b"".join(ends), self.stamp))
         if retired:
@@ -284,7 +344,10 @@ class Pool:
             packed = pages.tobytes()
             self.pages.move(pages, PRIVATE, PUBLISH)
             (before,) = _PAGE_ID.unpack_from(seq.node.pages, -PAGE_ID_BYTES) if seq.depth else (NO_PAGE,)
-            seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
+            risen = self._raise(seq, tokens, packed) if self.host is not None else 0
+            if risen < new:
+                cut, behind, here = risen * size, risen * PAGE_ID_BYTES, risen * HASH_BYTES
+                seq.node = self.tree.grow(seq.node, tokens[cut:], packed[behind:], hashes[here:])
             seq.depth = full_pages
             self.counters["committed_pages"] += new
             self.gained = True  # who waits may need fewer pages now
@@ -317,6 +380,23 @@ class Pool:
             self.woken(woken)
             seq.depth += match.pages
         return there + match.pages
+
+    def _raise(self, seq: Sequence, tokens: bytes, packed: bytes) -> int:
+        """What the host tier has of these tokens is on the device again, in these pages. Returns how many it had."""
+        host = self.host
+        assert host is not None
+        below = self.tree.match_host(Match(seq.node, 0, None, 0, []), tokens)
+        if not below.pages:
+            return 0
+        above = seq.node
+        seq.node, woken = self.tree.pin(below, above=above)
+        self.woken(woken)
+        end = below.pages * PAGE_ID_BYTES
+        for node in self.tree.path(seq.node, above=above):
+            begin = end - node.page_count * PAGE_ID_BYTES
+            host.surface(node, packed[begin:end])
+            end = begin
+        return below.pages
 
     def _sources_published(self, pages: array[int], node: Node) -> None:
         """Others still copy rows from pages that have just entered the tree: from now on they hold them there."""
@@ -385,12 +465,14 @@ class Pool:
                 self.retired.append((node, below))
                 self.retired.append((child, None))
             elif node.parent is not None and node.holders == 0 and not node.children:
-                self.order.remove(node)
+                if self.host is not None:
+                    self.host.forget(node)
+                if node.pages:
+                    self.order.remove(node)
                 gone += self._trim(node, node.page_count)
         if gone:
             packed = bytes(gone)
             self.pages.give(array("i", packed), CACHED, EVICT)
-            self.counters["evicted_pages"] += len(packed) // PAGE_ID_BYTES
             self.gained = True
             self.writes.append(Retire(self.name, packed))
 

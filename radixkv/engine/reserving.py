@@ -1,17 +1,21 @@
-"""Reserve, at once or after waiting: the only verb that may wait.
+"""Reserve, at once or after waiting: with ``prefetch`` the only verbs that wait.
 
 Who waits holds nothing. The line of a pool is first in, first out; whenever pages have come free, what is first is
 planned anew. A reserve that may not wait is answered from what is available now, also while others wait.
+
+Whatever has to be copied between the tiers first (``tiering.py``) is waited for in a second line, also by who may not
+wait for pages: all in it are planned anew whenever a copy has ended.
 """
 
 from __future__ import annotations
 
-from radixkv.commands import Granted, Reply, Request, Reserve, failure
-from radixkv.engine import commit, plan
+from radixkv.commands import Granted, LookedUp, Prefetch, Reply, Request, Reserve, failure
+from radixkv.engine import commit, plan, tiering
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool, namespace_record
 from radixkv.engine.state import State
-from radixkv.engine.waiting import Waiting
+from radixkv.engine.tiering import First
+from radixkv.engine.waiting import Waiting, WaitingLine
 from radixkv.errors import Draining, LimitExceeded, OutOfPages, RadixKVError, Timeout
 
 
@@ -22,20 +26,43 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
     plan.token_count(body.tokens, state.config.limits, 0, body.headroom)
     state.new_ids(session, body.seq, 1)
     behind_others = bool(body.wait_s and pool.waiting)
+    waiting = Waiting(session.id, request.id, body, now, now + body.wait_s, request.deadline)
     try:
         if not behind_others:
-            try:
-                planned = plan.plan_reserve(pool, session, body)
-            except OutOfPages:
-                planned = state.insist(session, plan.plan_reserve, pool, session, body)
-            return _carry_out(state, session, pool, body, planned)
+            reply = _attempt(state, session, pool, waiting, now)
+            if reply is None:
+                _join(state, session, pool, pool.fetching, _patient(waiting, now))
+            return reply
         plan.plan_reserve(pool, session, body)
     except OutOfPages as error:
         if error.never_fits or not body.wait_s:
             raise
-    until = min(now + body.wait_s, request.deadline)
-    _wait(state, session, pool, Waiting(session.id, request.id, body, now, until))
+    _wait(state, session, pool, waiting._replace(until=min(waiting.until, waiting.deadline)))
     return None
+
+
+def _attempt(state: State, session: Worker, pool: Pool, waiting: Waiting, now: float) -> Reply | None:
+    """Plan and carry out. None: something has to be copied first. Errors: OutOfPages and what planning says."""
+    body = waiting.body
+    assert type(body) is Reserve
+    tier = state.tiers.get(pool.name) if state.tiers else None
+    if tier is not None and not _may_copy(state, pool, waiting, now):
+        tier = None
+    try:
+        planned = plan.plan_reserve(pool, session, body)
+    except OutOfPages:
+        if tier is not None and tier.host.copies:
+            return None  # pages that a copy holds can be had as soon as it has ended
+        planned = state.insist(session, plan.plan_reserve, pool, session, body)
+    if waiting.request in session.waiting:
+        state.new_ids(session, body.seq, 1)  # anew: the session may have made others meanwhile
+    if tier is not None:
+        first = tier.fetch(planned.match, pool.tree.match_host(planned.match, body.tokens), planned.new)
+        if first is First.COPIES:
+            return None
+        if first is First.A_NEW_PLAN:
+            planned = plan.plan_reserve(pool, session, body)
+    return _carry_out(state, session, pool, body, planned)
 
 
 def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> Reply:
@@ -52,13 +79,19 @@ def _wait(state: State, session: Worker, pool: Pool, waiting: Waiting) -> None:
     limit = state.config.limits.queued
     if state.queued >= limit:
         raise LimitExceeded("too many requests wait already", queued=state.queued, limit=limit)
+    _join(state, session, pool, pool.waiting, waiting)
+
+
+def _join(state: State, session: Worker, pool: Pool, line: WaitingLine, waiting: Waiting) -> None:
     session.waiting[waiting.request] = pool.name
-    pool.waiting.join(waiting)
+    line.join(waiting)
     state.queued += 1
 
 
 def serve_waiting(state: State, now: float) -> None:
     """Answer those whose wait is over; then, where pages have come free, grant from the front what fits."""
+    for name in state.tiers:
+        _serve_fetching(state, state.pools[name], now)
     for pool in state.pools.values():
         for waiting in pool.waiting.overdue(now):
             answer_waiting(state, pool, waiting, failure(_in_vain(state, pool, waiting, now)))
@@ -67,17 +100,20 @@ def serve_waiting(state: State, now: float) -> None:
     while gained := [pool for pool in state.pools.values() if pool.gained and pool.waiting]:
         for pool in gained:
             pool.gained = False
-            _serve_front(state, pool)
+            _serve_front(state, pool, now)
 
 
-def _serve_front(state: State, pool: Pool) -> None:
+def _serve_front(state: State, pool: Pool, now: float) -> None:
     while pool.waiting:
         waiting = pool.waiting.first()
+        assert type(waiting.body) is Reserve
         session = state.sessions.find_quietly(waiting.session)
         try:
-            planned = state.insist(session, plan.plan_reserve, pool, session, waiting.body)
-            state.new_ids(session, waiting.body.seq, 1)  # anew: the session may have made others meanwhile
-            reply = _carry_out(state, session, pool, waiting.body, planned)
+            reply = _attempt(state, session, pool, waiting, now)
+            if reply is None:
+                pool.waiting.leave(waiting.session, waiting.request)
+                pool.fetching.join(_patient(waiting, now))
+                continue
             state.counters["granted_after_waiting"] += 1
         except OutOfPages as error:
             if not error.never_fits:
@@ -89,7 +125,7 @@ def _serve_front(state: State, pool: Pool) -> None:
 
 
 def answer_waiting(state: State, pool: Pool, waiting: Waiting, reply: Reply) -> None:
-    pool.waiting.leave(waiting.session, waiting.request)
+    pool.leave_lines(waiting.session, waiting.request)
     state.queued -= 1
     session = state.sessions.find_quietly(waiting.session)
     del session.waiting[waiting.request]
@@ -102,7 +138,7 @@ def cancel(state: State, session: Worker, request: int) -> None:
     if pool_name is None:
         return
     pool = state.pools[pool_name]
-    waiting = pool.waiting.leave(session.id, request)
+    waiting = pool.leave_lines(session.id, request)
     assert waiting is not None
     answer_waiting(state, pool, waiting, failure(Timeout("the request was cancelled")))
     pool.gained = True  # whoever is first now may fit
@@ -110,6 +146,7 @@ def cancel(state: State, session: Worker, request: int) -> None:
 
 def _in_vain(state: State, pool: Pool, waiting: Waiting, now: float) -> OutOfPages:
     """Why it did not fit, in numbers of now."""
+    assert type(waiting.body) is Reserve
     try:
         planned = plan.plan_reserve(pool, state.sessions.find_quietly(waiting.session), waiting.body)
     except OutOfPages as error:
@@ -117,3 +154,88 @@ def _in_vain(state: State, pool: Pool, waiting: Waiting, now: float) -> OutOfPag
     else:  # it would fit, but others are before it
         need, available = planned.new, 0
     return OutOfPages("waited in vain", need=need, available=available, waited_s=now - waiting.since)
+
+
+# -- copies between the tiers -------------------------------------------------------------------------------------
+
+
+def prefetch(state: State, session: Worker, request: Request, body: Prefetch, now: float) -> Reply | None:
+    """Errors: BadRequest, LimitExceeded, OutOfPages (there is no room on the device)."""
+    pool = state.pool(body.pool)
+    plan.token_count(body.tokens, state.config.limits, 0, 0)
+    waiting = Waiting(session.id, request.id, body, now, now, request.deadline)
+    reply = _attempt_prefetch(state, pool, waiting, now)
+    if reply is None:
+        _join(state, session, pool, pool.fetching, _patient(waiting, now))
+    return reply
+
+
+def look_up(pool: Pool, canonical: bytes, prompts: list[bytes]) -> LookedUp:
+    """Tokens of full pages that are on the device, and behind those in the host tier."""
+    namespace = pool.namespaces.find(canonical)
+    if namespace is None:
+        return LookedUp([0] * len(prompts), [0] * len(prompts))
+    matches = [pool.tree.match(namespace.root, tokens) for tokens in prompts]
+    below = [pool.tree.match_host(match, tokens) for match, tokens in zip(matches, prompts, strict=True)]
+    size = pool.page_size
+    return LookedUp([match.pages * size for match in matches], [match.pages * size for match in below])
+
+
+def _attempt_prefetch(state: State, pool: Pool, waiting: Waiting, now: float) -> Reply | None:
+    """None: copies run for it. Errors: OutOfPages."""
+    body = waiting.body
+    assert type(body) is Prefetch
+    tier, namespace = state.tiers.get(pool.name), pool.namespaces.find(body.namespace)
+    if tier is not None and namespace is not None and _may_copy(state, pool, waiting, now):
+        match = pool.tree.match(namespace.root, body.tokens)
+        below = pool.tree.match_host(match, body.tokens)
+        room = pool.room(0) - pool.tree.idle_on_path(match) - pool.config.decode_reserve_pages
+        if below.pages > room:
+            raise OutOfPages(need=below.pages, available=max(0, room), never_fits=below.pages > pool.pages.size)
+        if below.pages and tier.fetch(match, below, below.pages) is First.COPIES:
+            return None
+    return look_up(pool, body.namespace, [body.tokens])
+
+
+def _patient(waiting: Waiting, now: float) -> Waiting:
+    """The same as it waits for copies."""
+    return waiting._replace(until=min(waiting.deadline, now + tiering.PATIENCE_S), rounds=waiting.rounds + 1)
+
+
+def _may_copy(state: State, pool: Pool, waiting: Waiting, now: float) -> bool:
+    assert pool.host is not None
+    if pool.frozen or now < pool.host.rests_until or waiting.rounds >= tiering.ROUNDS:
+        return False
+    return waiting.rounds > 0 or state.queued < state.config.limits.queued
+
+
+def _serve_fetching(state: State, pool: Pool, now: float) -> None:
+    """Plan those anew who wait for copies if one has ended; those who have waited long enough go without."""
+    if pool.copied:
+        pool.copied = False
+        for waiting in pool.fetching.all():
+            _plan_anew(state, pool, waiting, now)
+    for waiting in pool.fetching.overdue(now):
+        _plan_anew(state, pool, waiting._replace(rounds=tiering.ROUNDS), now)
+
+
+def _plan_anew(state: State, pool: Pool, waiting: Waiting, now: float) -> None:
+    session, body = state.sessions.find_quietly(waiting.session), waiting.body
+    try:
+        if isinstance(body, Prefetch):
+            reply = _attempt_prefetch(state, pool, waiting, now)
+        else:
+            reply = _attempt(state, session, pool, waiting, now)
+        if reply is None:
+            pool.fetching.join(waiting._replace(rounds=waiting.rounds + 1))
+            return
+    except OutOfPages as error:
+        ends = min(waiting.since + body.wait_s if type(body) is Reserve else now, waiting.deadline)
+        if not error.never_fits and now < ends:
+            pool.fetching.leave(waiting.session, waiting.request)
+            pool.waiting.join(waiting._replace(until=ends))
+            return
+        reply = failure(error)
+    except RadixKVError as error:
+        reply = failure(error)
+    answer_waiting(state, pool, waiting, reply)

@@ -16,6 +16,7 @@ def snapshot(engine: Engine) -> dict[str, Any]:
     counters = {name: sum(pool.counters[name] for pool in engine.pools.values()) for name in COUNTERS}
     counters["splits"] = sum(pool.tree.splits for pool in engine.pools.values())
     counters["merges"] = sum(pool.tree.merges for pool in engine.pools.values())
+    counters["evicted_pages"] += sum(tier.host.evicted_pages for tier in engine.tiers.values())
     counters |= engine.counters
     return {
         "boot_id": engine.boot_id,
@@ -33,7 +34,9 @@ def _pool(pool: Pool) -> dict[str, Any]:
     return {
         "total_pages": pool.pages.size,
         "pages": {state.name.lower(): pool.pages.counts[state] for state in State},
-        "host_pages": {state.name.lower(): 0 for state in State},
+        "host_pages": {state.name.lower(): pool.host.pages.counts[state] if pool.host else 0 for state in State},
+        "host_only_pages": pool.host.only_pages if pool.host else 0,
+        "copies": len(pool.host.copies) if pool.host else 0,
         "evictable_pages": pool.tree.idle_pages,
         "sequences": pool.sequences,
         "nodes": pool.tree.nodes,

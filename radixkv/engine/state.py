@@ -6,15 +6,16 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable
-from itertools import groupby
+from itertools import count, groupby
 from typing import TypeVar, TypeVarTuple
 
-from radixkv.commands import Granted, Reply, Retire, SessionRecord, Write, failure
+from radixkv.commands import Copy, Granted, Reply, Retire, SessionRecord, Write, failure
 from radixkv.config import Config
 from radixkv.engine import plan
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
+from radixkv.engine.tiering import Tiering
 from radixkv.engine.transit import Transit
 from radixkv.errors import BadRequest, LimitExceeded, OutOfPages, SessionLost, StaleHandle
 from radixkv.sessions.registry import Registry
@@ -60,10 +61,18 @@ class State:
         """Of the command being carried out, in the order in which they must reach the descriptor table."""
         self.refused: dict[int, dict[str, set[int]]] = {}
         """By session that is resuming and pool: its private pages in claims that could not be proven."""
+        self.effects: list[Copy] = []
+        """Copies that the command being carried out has begun."""
         self.granted: list[Granted] = []
         self.ended: list[int] = []
         for pool in self.pools.values():
             pool.writes = self.writes
+        copies = count(1)
+        self.tiers = {
+            name: Tiering(pool, pool.host, self.effects, copies)
+            for name, pool in self.pools.items()
+            if pool.host is not None
+        }
 
     def open_session(self, identity: int, token: bytes, name: str) -> None:
         """Errors: LimitExceeded: as many as may are open, or no floor can be promised to one more."""
@@ -177,7 +186,7 @@ class State:
         over = failure(SessionLost("the session ended while this request waited; it was not executed"))
         for pool in self.pools.values():
             for request in [request for request, name in session.waiting.items() if name == pool.name]:
-                pool.waiting.leave(session.id, request)
+                pool.leave_lines(session.id, request)
                 self.queued -= 1
                 self.granted.append(Granted(session.id, request, over))
 

@@ -1,4 +1,4 @@
-"""The line of reserves that wait for pages: first in, first out, holding nothing."""
+"""The lines of those that wait, for pages or for copies between the tiers: first in, first out, holding nothing."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import heapq
 from collections import OrderedDict
 from typing import NamedTuple
 
-from radixkv.commands import Reserve
+from radixkv.commands import Prefetch, Reserve
 
 
 class Waiting(NamedTuple):
     session: int
     request: int
-    body: Reserve
+    body: Reserve | Prefetch
     since: float
     until: float
-    """Both monotonic seconds."""
+    deadline: float
+    """All three monotonic seconds; the last is the request's own."""
+    rounds: int = 0
+    """How often copies have been begun for it."""
 
 
 class WaitingLine:

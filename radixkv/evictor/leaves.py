@@ -48,8 +48,16 @@ class Leaves(Generic[R]):
         del self._ticket[leaf]
 
     def __iter__(self) -> Iterator[R]:
-        """By rank."""
-        return (leaf for _, ticket, leaf in sorted(self._heap, key=_place) if self._ticket.get(leaf) == ticket)
+        """By rank, looking at no more of the heap than is asked for."""
+        heap = self._heap
+        ahead = [(*heap[0][:2], 0)] if heap else []
+        while ahead:
+            _, ticket, at = heappop(ahead)
+            leaf = heap[at][2]
+            if self._ticket.get(leaf) == ticket:
+                yield leaf
+            for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
+                heappush(ahead, (*heap[below][:2], below))
 
     def first(self) -> R | None:
         """The leaf of the lowest rank; the one added first if several have it."""
@@ -57,10 +65,6 @@ class Leaves(Generic[R]):
         while heap and self._ticket.get(heap[0][2]) != heap[0][1]:
             heappop(heap)
         return heap[0][2] if heap else None
-
-
-def _place(entry: tuple[Rank, int, object]) -> tuple[Rank, int]:
-    return entry[:2]
 
 
 class LeafFirst(ABC, Generic[R]):

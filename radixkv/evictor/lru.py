@@ -9,9 +9,9 @@ So each child precedes its parent, the front is always an evictable leaf, and it
 needed. R2 is this file; R1, R3 and R4 are ``tree/prefix_tree.py``. (Ordered map for recency: as in every LRU; that a
 tree needs no heap of leaves for exact order follows from the rules and is checked against a naive model by fuzz.)
 
-A run that a copy between tiers has held comes back with the stamp that it had: it was not used. Such runs wait in a heap
-beside the map, by stamp and in the order in which they came, leaf to root. The victim is the older of the two fronts;
-of equal ones the map's, for whoever has a child in the heap was held with it and is in the heap behind it.
+A run that a copy between tiers has held comes back with the stamp that it had: it was not used. Such runs wait in a
+heap beside the map, by stamp and in the order in which they came, leaf to root. The victim is the older of the two
+fronts; of equal ones the map's, for whoever has a child in the heap was held with it and is in the heap behind it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 A block is a page of one token. Each request is what a worker would do that computes prompts and nothing else: reserve
 (``last_page="keep"``), commit, free. So the pages of a request are held while its missing ones are made room for, and
 a hit is the leading run of pages that are there.
+
+With host blocks, copies between the tiers end as soon as they begin; nothing is copied ahead of need, and there is
+staging room for what passes through. So a block is on the device or in the host tier, never lost between them.
 """
 
 from __future__ import annotations
@@ -13,7 +16,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from radixkv.commands import Body, Commit, Free, OpenSession, Reply, Request, Reserve, Reserved, SessionRecord, Step
+from radixkv.commands import (
+    Body,
+    Commit,
+    CopyDone,
+    Free,
+    LookedUp,
+    Lookup,
+    OpenSession,
+    Outcome,
+    Reply,
+    Request,
+    Reserve,
+    Reserved,
+    SessionRecord,
+    Step,
+)
 from radixkv.config import Config, KVSpec, PoolConfig
 from radixkv.engine.engine import Engine
 from radixkv.errors import ConfigError
@@ -32,7 +50,7 @@ TICK_REQUESTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What there is to hold blocks. A host tier will come; until then it has no blocks."""
+    """What there is to hold blocks."""
 
     device_blocks: int
     host_blocks: int = 0
@@ -65,28 +83,53 @@ class Worker:
 
     def __init__(self, memory: Memory) -> None:
         spec = KVSpec(layers=1, kv_heads=1, head_dim=1, page_size=1)
-        pool = PoolConfig(name=POOL, spec=spec, pages=memory.device_blocks, policy=memory.policy)
+        self._two_tiers = memory.host_blocks > 0
+        pool = PoolConfig(
+            name=POOL,
+            spec=spec,
+            pages=memory.device_blocks,
+            policy=memory.policy,
+            host_pages=memory.host_blocks,
+            host_staging_pages=memory.device_blocks if self._two_tiers else 0,
+            reclaim_pages=0,
+        )
         self.engine = Engine(Config(pools=(pool,)), boot_id="replay", cache_id="replay")
         opened = self.engine.step(OpenSession(SESSION, bytes(16), "replay"), NOW)
         self._epoch = next(write.epoch for write in opened.writes if isinstance(write, SessionRecord))
         self._request = 0
 
-    def compute(self, prompt: bytes) -> int:
-        """Reserve, commit, free. Returns the pages that were there."""
+    def compute(self, prompt: bytes) -> tuple[int, int]:
+        """Reserve, commit, free. Returns the pages that were there: on the device, in the host tier."""
+        on_device = None
+        if self._two_tiers:
+            found = self._ask(Lookup(POOL, NAMESPACE, [prompt]))
+            assert type(found) is LookedUp
+            on_device = found.device_tokens[0]
         seq = self._request
         reserved = self._ask(Reserve(POOL, seq, NAMESPACE, prompt, 0, "keep"))
         if type(reserved) is not Reserved:
             raise RuntimeError(f"a pool that nobody holds should have room, but answered {reserved!r}")
         self._ask(Step(commit=[Commit(seq, len(prompt) // TOKEN_BYTES)]))
         self._ask(Step(free=[Free(seq)]))
-        return reserved.writable_from_tokens  # a page is a token
+        hits = reserved.writable_from_tokens  # a page is a token
+        return (hits, 0) if on_device is None else (on_device, hits - on_device)
 
     def _ask(self, body: Body) -> Reply | None:
         self._request += 1
-        return self.engine.step(Request(SESSION, self._epoch, self._request, LATER, body), NOW).reply
+        outcome = self.engine.step(Request(SESSION, self._epoch, self._request, LATER, body), NOW)
+        return outcome.reply or self._copied(outcome)
+
+    def _copied(self, outcome: Outcome) -> Reply | None:
+        """Whoever waits for copies is answered when these have ended."""
+        copies, granted = [*outcome.effects], [*outcome.granted]
+        for copy in copies:
+            after = self.engine.step(CopyDone(copy.copy, ok=True), NOW)
+            copies += after.effects
+            granted += after.granted
+        return granted[0].reply if granted else None
 
     def counter(self, name: str) -> int:
-        return self.engine.pools[POOL].counters[name]
+        return int(self.engine.snapshot()["counters"][name])
 
 
 def replay(trace: Trace, memory: Memory, watch: Callable[[int], None] = lambda _done: None) -> Report:
@@ -96,11 +139,13 @@ def replay(trace: Trace, memory: Memory, watch: Callable[[int], None] = lambda _
     """
     check(trace, memory)
     worker = Worker(memory)
-    hits = 0
+    hits = host_hits = 0
     with _collecting_no_garbage():
         started = time.perf_counter()
         for done, prompt in enumerate(trace.prompts):
-            hits += worker.compute(prompt)
+            on_device, in_host = worker.compute(prompt)
+            hits += on_device
+            host_hits += in_host
             if done % TICK_REQUESTS == 0:
                 watch(done)
         seconds = time.perf_counter() - started
@@ -110,7 +155,7 @@ def replay(trace: Trace, memory: Memory, watch: Callable[[int], None] = lambda _
         blocks=trace.blocks,
         unique_blocks=trace.unique_blocks,
         device_hits=hits,
-        host_hits=0,
+        host_hits=host_hits,
         inserted=worker.counter("committed_pages"),
         evicted=worker.counter("evicted_pages"),
         seconds=seconds,
@@ -119,8 +164,8 @@ def replay(trace: Trace, memory: Memory, watch: Callable[[int], None] = lambda _
 
 def check(trace: Trace, memory: Memory) -> None:
     """Errors: ConfigError for what cannot be replayed."""
-    if memory.host_blocks:
-        raise ConfigError(f"host_blocks = {memory.host_blocks} is not allowed; allowed: 0 (there is no host tier yet)")
+    if memory.host_blocks and memory.policy != "lru":
+        raise ConfigError(f"policy = {memory.policy!r} is not allowed with host_blocks; allowed: lru")
     if memory.device_blocks < max(1, trace.longest):
         raise ConfigError(
             f"device_blocks = {memory.device_blocks} is not allowed; allowed: at least {max(1, trace.longest)}, "

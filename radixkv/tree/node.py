@@ -53,7 +53,8 @@ class Node:
             self._thaw()
         gone = bytes(self.pages[-pages * PAGE_ID_BYTES :])
         del self.tokens[-pages * page_token_bytes :]  # type: ignore[union-attr]
-        del self.pages[-pages * PAGE_ID_BYTES :]  # type: ignore[union-attr]
+        if gone:
+            del self.pages[-pages * PAGE_ID_BYTES :]  # type: ignore[union-attr]
         del self.hashes[-pages * HASH_BYTES :]  # type: ignore[union-attr]
         if self.host:
             self.host = self.host[: -pages * PAGE_ID_BYTES]

@@ -29,7 +29,7 @@ from __future__ import annotations
 from radixkv.errors import BrokenInvariant
 from radixkv.hashing import last
 from radixkv.tree.node import Node, Root
-from radixkv.tree.walk import Match, walk
+from radixkv.tree.walk import Match, walk, walk_host
 from radixkv.types import HASH_BYTES, PAGE_ID_BYTES, TOKEN_BYTES
 
 MERGE_FANOUT = 16
@@ -50,8 +50,7 @@ class PrefixTree:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def match(self, start: Node, tokens: bytes, offset: int = 0, end: int | None = None) -> Match:
-        """How far ``tokens[offset:end]`` (bytes) agrees with what hangs below ``start`` on the device. Changes nothing.
-        """
+        """How far ``tokens[offset:end]`` (bytes) agrees with what hangs below ``start`` and is on the device."""
         return walk(start, tokens, offset, len(tokens) if end is None else end, self.page_token_bytes)
 
     def match_host(self, above: Match, tokens: bytes, offset: int = 0) -> Match:
@@ -59,7 +58,7 @@ class PrefixTree:
         at = offset + above.pages * self.page_token_bytes
         if above.inside is not None:
             return Match(above.node, 0, None, 0, [])
-        return walk(above.node, tokens, at, len(tokens), self.page_token_bytes, host=True)
+        return walk_host(above.node, tokens, at, self.page_token_bytes)
 
     def idle_on_path(self, match: Match) -> int:
         """Pages of a matched path that nobody holds now: pinning it takes them from what can be evicted."""
@@ -120,7 +119,7 @@ class PrefixTree:
         if match.inside is not None:
             node = self._split(match.inside, match.inside_pages)
             if node.holders == 0:
-                self.idle_pages -= node.page_count
+                self.idle_pages -= len(node.pages) // PAGE_ID_BYTES
                 node.holders = 1
                 return node, self.hold(_above(node), above=above)
         return node, self.hold(node, above=above)
@@ -297,7 +296,7 @@ class PrefixTree:
 
     def surface(self, node: Node, pages: bytes) -> None:
         """A held run of the host tier is on the device as well, in these pages."""
-        node.pages = pages
+        node.pages = pages if isinstance(node.tokens, bytes) else bytearray(pages)  # they grow and shrink together
         self.cached_pages += node.page_count
 
     # -- the shape ----------------------------------------------------------------------------------------------

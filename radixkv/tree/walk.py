@@ -28,11 +28,8 @@ class Match(Struct, frozen=True):
     parts: list[Packed]
 
 
-def walk(start: Node, tokens: bytes, offset: int, end: int, page_token_bytes: int, host: bool = False) -> Match:
-    """Match ``tokens[offset:end]`` (bytes; only full pages count) against what hangs below ``start``.
-
-    As far as it lies on the device; with ``host`` as far as it lies in the host tier alone, which is where that ends.
-    """
+def walk(start: Node, tokens: bytes, offset: int, end: int, page_token_bytes: int) -> Match:
+    """Match ``tokens[offset:end]`` (bytes; only full pages count) against what hangs below ``start`` on the device."""
     node = start
     at = offset
     end -= (end - at) % page_token_bytes
@@ -45,11 +42,7 @@ def walk(start: Node, tokens: bytes, offset: int, end: int, page_token_bytes: in
         if child is None:
             break
         ids = child.pages
-        if host:
-            if ids:
-                break
-            ids = child.host
-        elif not ids:
+        if not ids:
             break
         edge = child.tokens
         if at + len(edge) <= end and tokens.startswith(edge, at):
@@ -60,6 +53,27 @@ def walk(start: Node, tokens: bytes, offset: int, end: int, page_token_bytes: in
         pages = _common(tokens, at, edge, min(len(edge), end - at), page_token_bytes) // page_token_bytes
         parts.append(ids[: pages * PAGE_ID_BYTES])
         return Match(node, (at - offset) // page_token_bytes + pages, child, pages, parts)
+    return Match(node, (at - offset) // page_token_bytes, None, 0, parts)
+
+
+def walk_host(start: Node, tokens: bytes, offset: int, page_token_bytes: int) -> Match:
+    """The same for ``tokens[offset:]`` and what is in the host tier alone, where the device's part of a path has ended.
+
+    Seldom asked and short of speed: it goes by ``walk``'s cases without its care for every microsecond.
+    """
+    node, at = start, offset
+    parts: list[Packed] = []
+    while child := (node.children or {}).get(tokens[at : at + page_token_bytes]):
+        if child.pages:
+            break
+        edge = child.tokens
+        limit = min(len(edge), (len(tokens) - at) // page_token_bytes * page_token_bytes)
+        pages = _common(tokens, at, edge, limit, page_token_bytes) // page_token_bytes
+        parts.append(child.host[: pages * PAGE_ID_BYTES])
+        at += pages * page_token_bytes
+        if pages < child.page_count:
+            return Match(node, (at - offset) // page_token_bytes, child, pages, parts)
+        node = child
     return Match(node, (at - offset) // page_token_bytes, None, 0, parts)
 
 

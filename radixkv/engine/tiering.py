@@ -1,0 +1,281 @@
+"""What is copied between device and host tier, when, and what follows when a copy has ended.
+
+A reserve that finds part of its prompt in the host tier waits until that is on the device; one that would push pages
+out that are on the device alone waits until the host tier has them. It holds nothing of its own meanwhile, is planned
+anew after every copy that ends, and goes without after ``ROUNDS`` rounds or ``PATIENCE_S``: then cold pages are dropped
+and what is in the host tier is computed again. ``Extend`` and all others never wait: they drop.
+
+So that reserves seldom have to wait, a reclaimer copies the coldest pages ahead of need (``reclaim``).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from enum import Enum
+
+from radixkv.allocator.page_states import ABANDON, CACHED, FREE, LOADED, LOADING, SAVE, SAVED, SAVING
+from radixkv.commands import Copy, Publish, Retire, Stamp
+from radixkv.engine.host import Copying, CopyRun, HostTier
+from radixkv.engine.pool import LAST_ID, Pool
+from radixkv.hashing import last
+from radixkv.image import NO_PAGE
+from radixkv.tree.node import Node, Root
+from radixkv.tree.walk import Match
+
+ROUNDS = 8
+PATIENCE_S = 5.0
+REST_S = 1.0
+"""After a failed copy, before another is begun."""
+
+Victim = tuple[Node, int]
+"""A run, and how many of its last pages."""
+
+
+class First(Enum):
+    """What comes before a reserve is carried out."""
+
+    NOTHING = "nothing"
+    COPIES = "copies"
+    A_NEW_PLAN = "a new plan"
+    """Nothing is copied, but runs of the tree have been split or have left."""
+
+
+class Tiering:
+    """Begins and ends the copies of one pool. ``effects``: where they leave by; ``ids`` numbers them."""
+
+    def __init__(self, pool: Pool, host: HostTier, effects: list[Copy], ids: Iterator[int]) -> None:
+        self.pool = pool
+        self.host = host
+        self._effects = effects
+        self._ids = ids
+
+    # -- what a reserve needs -------------------------------------------------------------------------------------
+
+    def fetch(self, match: Match, below: Match, need: int) -> First:
+        """Begin the copies that come before ``need`` device pages are taken for a prompt.
+
+        ``match``, ``below``: what there is of it on the device, and behind that in the host tier alone; the latter's
+        pages are part of ``need``.
+        """
+        if any(node.holders for node in _matched(below)):
+            return First.COPIES  # somebody else's copy holds it: it comes, or this one's turn does
+        short = need - self.pool.pages.counts[FREE]
+        if not below.pages and (short <= 0 or not _dirty(self._coldest(short))):
+            return First.NOTHING
+        guard = self._hold(below if below.pages else match)
+        victims = self._coldest(short)  # anew: not from the path that is held now
+        if _dirty(victims) and self._save(victims, below.pages, guard):
+            return First.COPIES
+        if below.pages:
+            self._load(guard, below.pages)
+            return First.COPIES
+        self._let_go([guard])
+        return First.A_NEW_PLAN
+
+    def _hold(self, match: Match) -> Node:
+        """Hold a path from the root, for a copy. Returns its end."""
+        end, woken = self.pool.tree.pin(match)
+        self.pool.woken(woken)
+        return end
+
+    def _coldest(self, count: int) -> list[Victim]:
+        """The runs that would leave the device next for ``count`` pages."""
+        found = []
+        for node in self.pool.order if count > 0 else ():
+            found.append((node, min(count, node.page_count)))
+            count -= node.page_count
+            if count <= 0:
+                break
+        return found
+
+    # -- ahead of need --------------------------------------------------------------------------------------------
+
+    def reclaim(self, now: float) -> None:
+        """If free pages have run low, copy what is not copied yet of the pages that would leave the device next."""
+        pool, host = self.pool, self.host
+        high = min(pool.config.reclaim_pages, host.limit)
+        free = pool.pages.counts[FREE]
+        if host.taken * 2 < high or free * 2 >= high or pool.frozen or now < host.rests_until:
+            return
+        if any(copying.to_host for copying in host.copies.values()):
+            return
+        host.taken = 0
+        victims = self._coldest(high - free)
+        if not _dirty(victims):
+            return
+        targets = host.take(_dirty(victims))
+        left, some = len(targets), []  # nothing is dropped for what might be needed: the hottest are left out
+        for node, count in victims:
+            if left and not node.host:
+                some.append((node, min(count, left)))
+                left -= some[-1][1]
+        self._copy_out(some, targets, None)
+
+    # -- copies begin ---------------------------------------------------------------------------------------------
+
+    def _save(self, victims: list[Victim], leaving: int, guard: Node) -> bool:
+        """Copy those of the victims that the host tier does not have; what it has no room for is dropped, the coldest
+        first. ``leaving``: pages of the host tier that are to be loaded next. False: there was room for none.
+        """
+        coming = sum(pages for node, pages in victims if node.host)
+        targets = self.host.take(_dirty(victims), leaving - coming)
+        # Counted again: for lack of other room copies of theirs may just have been dropped.
+        self._push_out(victims, _dirty(victims) - len(targets))
+        return self._copy_out([(node, pages) for node, pages in victims if not node.host], targets, guard)
+
+    def _push_out(self, victims: list[Victim], surplus: int) -> None:
+        """Take victims off the device, the coldest first, until ``surplus`` pages are lost; forget them in the list."""
+        while surplus > 0:
+            node, count = victims.pop(0)
+            gone = count if node.host else min(count, surplus)
+            if not node.host:
+                surplus -= gone
+            if gone < count:
+                victims.insert(0, (node, count - gone))
+            self.pool.push_out(node, gone)
+
+    def _copy_out(self, dirty: list[Victim], targets: array[int], guard: Node | None) -> bool:
+        """Copy the last pages of these idle runs to as many ``targets``. False: there are none."""
+        tails = [self._tail(node, count) for node, count in dirty]  # cut before any is held
+        runs, at = [], 0
+        for node in tails:
+            self.pool.woken(self.pool.tree.hold(node))
+            device = array("i", bytes(node.pages))
+            self.pool.pages.move(device, CACHED, SAVE)
+            runs.append(CopyRun(node, device, targets[at : at + len(device)]))
+            at += len(device)
+        self.host.saving_pages += at
+        if runs:
+            self._begin(Copying(next(self._ids), True, runs, guard))
+        return bool(runs)
+
+    def _tail(self, node: Node, count: int) -> Node:
+        if count == node.page_count:
+            return node
+        tail = self.pool.tree.cut(node, node.page_count - count)
+        self.pool.order.add(tail)
+        return tail
+
+    def _load(self, end: Node, count: int) -> None:
+        """Copy the last ``count`` pages of a held path to the device. There are as many device pages to be had."""
+        parts, node = [], end
+        while not node.pages and node.parent is not None:
+            parts.append(bytes(node.host))
+            node = node.parent
+        sources = array("i", b"".join(reversed(parts)))
+        self.host.leaving_pages += count
+        device = self.pool.take_to_fill(count, _root(end))
+        self.host.pages.move(sources, CACHED, SAVE)
+        self._begin(Copying(next(self._ids), False, [CopyRun(end, device, sources)]))
+
+    def _begin(self, copying: Copying) -> None:
+        self.host.copies[copying.id] = copying
+        device = b"".join(run.device.tobytes() for run in copying.runs)
+        host = b"".join(run.host.tobytes() for run in copying.runs)
+        sources, targets = (device, host) if copying.to_host else (host, device)
+        self._effects.append(Copy(copying.id, self.pool.name, sources, targets, copying.to_host))
+
+    # -- copies end -----------------------------------------------------------------------------------------------
+
+    def done(self, copying: Copying, ok: bool, now: float) -> None:
+        """A copy is known to have ended: nothing reads or writes for it any more."""
+        host, counters = self.host, self.pool.counters
+        del host.copies[copying.id]
+        for run in copying.runs:
+            if copying.to_host:
+                self._saved(run, ok)
+            else:
+                self._loaded(run, ok)
+        if ok:
+            counters["saved_pages" if copying.to_host else "loaded_pages"] += copying.pages
+        else:
+            counters["failed_copies"] += 1
+            host.rests_until = now + REST_S
+        self._let_go(copying.ends)
+        host.trim()
+        self.pool.gained = self.pool.copied = True
+
+    def _saved(self, run: CopyRun, ok: bool) -> None:
+        host = self.host
+        self.pool.pages.move(run.device, SAVING, SAVED)
+        host.saving_pages -= len(run.host)
+        if not ok:
+            host.pages.give(run.host, LOADING, ABANDON)
+            return
+        host.pages.move(run.host, LOADING, LOADED)
+        packed = run.host
+        for node in run.spanned():
+            here, packed = packed[-node.page_count :], packed[: -node.page_count]
+            host.cover(node, here.tobytes())
+
+    def _loaded(self, run: CopyRun, ok: bool) -> None:
+        """Runs that somebody has computed meanwhile are on the device already, in other pages."""
+        host, pool = self.host, self.pool
+        host.pages.move(run.host, SAVING, SAVED)
+        host.leaving_pages -= len(run.host)
+        packed, unused = run.device, array("i")
+        placed = []
+        for node in run.spanned():
+            here, packed = packed[-node.page_count :], packed[: -node.page_count]
+            if ok and not node.pages:
+                placed.append((node, here))
+            else:
+                unused += here
+        for node, pages in reversed(placed):
+            self._surface(node, pages)
+        if unused:
+            pool.writes.append(Retire(pool.name, pool.pages.give(unused, LOADING, ABANDON)))
+
+    def _surface(self, node: Node, pages: array[int]) -> None:
+        pool, above = self.pool, node.parent
+        assert above is not None
+        before = int.from_bytes(above.pages[LAST_ID], "little") if above.pages else NO_PAGE
+        parent = above.chain_seed if isinstance(above, Root) else last(above.hashes)
+        pool.pages.move(pages, LOADING, LOADED)
+        self.host.surface(node, pages.tobytes())
+        pool.writes.append(
+            Publish(pool.name, pages.tobytes(), False, parent, bytes(node.hashes), bytes(node.tokens), before)
+        )
+
+    def _let_go(self, ends: list[Node]) -> None:
+        """A copy, or who waited for one, holds these paths no longer. What falls idle goes back to where it was."""
+        pool, host = self.pool, self.host
+        stamped: dict[int, list[bytes]] = {}
+        for end in ends:
+            retired = _root(end).retired
+            for node in pool.tree.release(end):
+                if not node.pages:
+                    host.order.add(node)
+                else:
+                    pool.order.add(node)
+                    stamped.setdefault(node.stamp, []).append(bytes(node.pages[LAST_ID]))
+                    if node.host and node not in host.clean:  # the head of a run that was split meanwhile
+                        host.cover(node, bytes(node.host))
+                if retired:
+                    pool.retired.append((node, None))
+        for stamp, pages in stamped.items():
+            if stamp:
+                pool.writes.append(Stamp(pool.name, b"".join(pages), stamp))
+
+
+def _dirty(victims: list[Victim]) -> int:
+    """How many of these pages are on the device alone."""
+    return sum(pages for node, pages in victims if not node.host)
+
+
+def _matched(below: Match) -> list[Node]:
+    """The runs that are matched in the host tier, the end first."""
+    found = [] if below.inside is None else [below.inside]
+    node = below.node
+    while below.pages and not node.pages and node.parent is not None:
+        found.append(node)
+        node = node.parent
+    return found
+
+
+def _root(node: Node) -> Root:
+    while node.parent is not None:
+        node = node.parent
+    assert isinstance(node, Root)
+    return node
