@@ -127,6 +127,14 @@ class Lookup(Struct, array_like=True, frozen=True, tag="lookup"):
     prompts: list[bytes]
 
 
+class Prefetch(Struct, array_like=True, frozen=True, tag="prefetch"):
+    """Bring what the host tier has of a prompt to the device. Answered, when it is there, like a lookup of it."""
+
+    pool: Name
+    namespace: Canonical
+    tokens: bytes
+
+
 class Cancel(Struct, array_like=True, frozen=True, tag="cancel"):
     """Take the queued request with this id out of the queue; it is answered with ``timeout``."""
 
@@ -176,7 +184,7 @@ class Shutdown(Struct, array_like=True, frozen=True, tag="shutdown"):
 
 Body = (
     Reserve | Step | Handoff | Adopt | Compact | Invalidate | Lookup | Cancel | Heartbeat | Bye | Stats | Resume
-    | Shutdown
+    | Shutdown | Prefetch
 )  # fmt: skip
 READ_ONLY = (Lookup, Stats)
 """Commands that need no session: they change nothing and hold nothing."""
@@ -237,19 +245,19 @@ class MappingGone(Struct, frozen=True):
 
 
 class CopyDone(Struct, frozen=True):
+    """A copy has ended. Not ``ok``: its targets hold anything. ``seconds``: how long it ran, once it was its turn."""
+
     copy: int
     ok: bool
+    seconds: float = 0.0
 
 
 class Tick(Struct, frozen=True):
     """Time has passed; ``running_s`` is the daemon's running time, which stands still while the daemon does."""
 
     running_s: float
-    """A copy has ended. Not ``ok``: its targets hold anything. ``seconds``: how long it ran, once it was its turn."""
 
 
-
-    seconds: float = 0.0
 class Drain(Struct, frozen=True):
     """Take nothing new; let what runs come to its end."""
 
