@@ -80,6 +80,8 @@ class Reserve(Struct, array_like=True, frozen=True, tag="reserve"):
     headroom: Natural = 0
     last_page: str = "copy"
     wait_s: Wait = 0.0
+    prefill_tokens_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    """How fast the worker computes prompts; 0: it does not say. What is slower to load than that is not loaded."""
 
 
 class Step(Struct, array_like=True, frozen=True, tag="step"):

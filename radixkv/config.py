@@ -20,6 +20,9 @@ LAST_PAGE_MODES = ("copy", "keep", "drop")
 POLICIES = ("lru", "lfu", "fifo", "s3fifo")
 """Which cached page leaves first when pages run short; see ``radixkv.evictor``."""
 
+HOST_WRITE_MODES = ("back", "through")
+"""When pages are copied to the host tier: before they have to leave the device, or as soon as they are committed."""
+
 PAGE_SIZE_MAX = 256
 PAGES_MAX = 2**31 - 1
 RANKS_MAX = 64
@@ -161,6 +164,8 @@ class PoolConfig:
     host_pages: int = 0
     host_staging_pages: int = 0
     reclaim_pages: int = -1
+    host_write: str = "back"
+    host_load_min_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64 or not self.name.isprintable():
@@ -182,6 +187,9 @@ class PoolConfig:
         _whole("pool.reclaim_pages", self.reclaim_pages, -1, self.pages)
         if self.reclaim_pages == -1:
             object.__setattr__(self, "reclaim_pages", self.pages // 8 if self.host_pages else 0)
+        if self.host_write not in HOST_WRITE_MODES:
+            raise _refuse("pool.host_write", self.host_write, ", ".join(HOST_WRITE_MODES))
+        _whole("pool.host_load_min_tokens", self.host_load_min_tokens, 0, 2**28)
         if self.host_pages and self.policy != "lru":
             raise _refuse("pool.policy", self.policy, "lru with a host tier")
         if self.session_cap_pages and self.session_floor_pages > self.session_cap_pages:

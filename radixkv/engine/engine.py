@@ -67,6 +67,7 @@ class Engine(State):
         if self.queued:
             reserving.serve_waiting(self, now)
         for tier in self.tiers.values():
+            tier.write_through(now)
             tier.reclaim(now)
         outcome = Outcome(reply, self.writes.copy())
         self.writes.clear()
@@ -127,7 +128,7 @@ class Engine(State):
         for tier in self.tiers.values():
             copying = tier.host.copies.get(command.copy)
             if copying is not None:
-                tier.done(copying, command.ok, now)
+                tier.done(copying, command, now)
                 return
         self.counters["unknown_copies"] += 1  # twice, or of an earlier daemon's time
 

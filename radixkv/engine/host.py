@@ -90,6 +90,8 @@ class HostTier:
         self.leaving_pages = 0
         """Of ``only_pages`` those that are being loaded."""
         self.copies: dict[int, Copying] = {}
+        self.fresh: dict[Node, None] = {}
+        """Runs committed since the last copy, if they are to be in both tiers at once."""
         self.rests_until = -math.inf
         """After a failed copy nothing is begun for a while."""
         self.taken = 0

@@ -348,6 +348,8 @@ class Pool:
             if risen < new:
                 cut, behind, here = risen * size, risen * PAGE_ID_BYTES, risen * HASH_BYTES
                 seq.node = self.tree.grow(seq.node, tokens[cut:], packed[behind:], hashes[here:])
+            if self.host is not None and self.config.host_write == "through":
+                self.host.fresh[seq.node] = None
             seq.depth = full_pages
             self.counters["committed_pages"] += new
             self.gained = True  # who waits may need fewer pages now

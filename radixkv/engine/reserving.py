@@ -26,19 +26,31 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
     plan.token_count(body.tokens, state.config.limits, 0, body.headroom)
     state.new_ids(session, body.seq, 1)
     behind_others = bool(body.wait_s and pool.waiting)
-    waiting = Waiting(session.id, request.id, body, now, now + body.wait_s, request.deadline)
     try:
-        if not behind_others:
+        if behind_others:
+            plan.plan_reserve(pool, session, body)
+        elif pool.host is None:
+            return _carry_out(state, session, pool, body, _plan(state, session, pool, body))
+        else:
+            waiting = Waiting(session.id, request.id, body, now, now, request.deadline)
             reply = _attempt(state, session, pool, waiting, now)
             if reply is None:
                 _join(state, session, pool, pool.fetching, _patient(waiting, now))
             return reply
-        plan.plan_reserve(pool, session, body)
     except OutOfPages as error:
         if error.never_fits or not body.wait_s:
             raise
-    _wait(state, session, pool, waiting._replace(until=min(waiting.until, waiting.deadline)))
+    until = min(now + body.wait_s, request.deadline)
+    _wait(state, session, pool, Waiting(session.id, request.id, body, now, until, request.deadline))
     return None
+
+
+def _plan(state: State, session: Worker, pool: Pool, body: Reserve) -> plan.ReservePlan:
+    """Errors: OutOfPages, if there is not enough even when sessions that have lapsed give way."""
+    try:
+        return plan.plan_reserve(pool, session, body)
+    except OutOfPages:
+        return state.insist(session, plan.plan_reserve, pool, session, body)
 
 
 def _attempt(state: State, session: Worker, pool: Pool, waiting: Waiting, now: float) -> Reply | None:
@@ -50,14 +62,15 @@ def _attempt(state: State, session: Worker, pool: Pool, waiting: Waiting, now: f
         tier = None
     try:
         planned = plan.plan_reserve(pool, session, body)
-    except OutOfPages:
-        if tier is not None and tier.host.copies:
+    except OutOfPages as error:
+        if tier is not None and tier.host.copies and not error.never_fits:
             return None  # pages that a copy holds can be had as soon as it has ended
         planned = state.insist(session, plan.plan_reserve, pool, session, body)
     if waiting.request in session.waiting:
         state.new_ids(session, body.seq, 1)  # anew: the session may have made others meanwhile
     if tier is not None:
-        first = tier.fetch(planned.match, pool.tree.match_host(planned.match, body.tokens), planned.new)
+        below = tier.worth(pool.tree.match_host(planned.match, body.tokens), body.prefill_tokens_per_s)
+        first = tier.fetch(planned.match, below, planned.new)
         if first is First.COPIES:
             return None
         if first is First.A_NEW_PLAN:

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from enum import Enum
 
 from radixkv.allocator.page_states import ABANDON, CACHED, FREE, LOADED, LOADING, SAVE, SAVED, SAVING
-from radixkv.commands import Copy, Publish, Retire, Stamp
+from radixkv.commands import Copy, CopyDone, Publish, Retire, Stamp
 from radixkv.engine.host import Copying, CopyRun, HostTier
 from radixkv.engine.pool import LAST_ID, Pool
+from radixkv.evictor.tiering import worth_loading
 from radixkv.hashing import last
 from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node, Root
@@ -25,6 +26,8 @@ from radixkv.tree.walk import Match
 
 ROUNDS = 8
 PATIENCE_S = 5.0
+_NEW = 0.3
+"""What the latest load counts for in the measured speed."""
 REST_S = 1.0
 """After a failed copy, before another is begun."""
 
@@ -49,8 +52,23 @@ class Tiering:
         self.host = host
         self._effects = effects
         self._ids = ids
+        self.load_bytes_per_s = 0.0
+        """As measured, the later loads counting for more; 0: none yet."""
 
     # -- what a reserve needs -------------------------------------------------------------------------------------
+
+    def worth(self, below: Match, prefill_tokens_per_s: float) -> Match:
+        """What was matched in the host tier if it pays to load it, else nothing."""
+        config, pages = self.pool.config, below.pages
+        if not pages or worth_loading(
+            pages * self.pool.page_size,
+            pages * config.spec.page_bytes * config.ranks,
+            self.load_bytes_per_s,
+            prefill_tokens_per_s,
+            config.host_load_min_tokens,
+        ):
+            return below
+        return Match(below.node, 0, None, 0, [])
 
     def fetch(self, match: Match, below: Match, need: int) -> First:
         """Begin the copies that come before ``need`` device pages are taken for a prompt.
@@ -111,6 +129,29 @@ class Tiering:
                 some.append((node, min(count, left)))
                 left -= some[-1][1]
         self._copy_out(some, targets, None)
+
+    def write_through(self, now: float) -> None:
+        """Copy what has been committed since the last time, if the configuration wants it in both tiers at once."""
+        host = self.host
+        if not host.fresh or self.pool.frozen or now < host.rests_until:
+            return
+        if any(copying.to_host for copying in host.copies.values()):
+            return
+        states = self.pool.pages.states
+        fresh = [
+            (node, node.page_count)
+            for node in host.fresh
+            if node.parent is not None and node.pages and not node.host and not _root(node).retired
+            and all(states[page] == CACHED for page in array("i", bytes(node.pages)))
+        ]  # fmt: skip
+        host.fresh.clear()
+        room = host.take(_dirty(fresh))
+        some: list[Victim] = []
+        for node, pages in fresh:
+            if pages <= len(room) - _dirty(some):
+                some.append((node, pages))
+        host.pages.give(room[_dirty(some) :], LOADING, ABANDON)
+        self._copy_out(some, room[: _dirty(some)], None)
 
     # -- copies begin ---------------------------------------------------------------------------------------------
 
@@ -178,8 +219,9 @@ class Tiering:
 
     # -- copies end -----------------------------------------------------------------------------------------------
 
-    def done(self, copying: Copying, ok: bool, now: float) -> None:
+    def done(self, copying: Copying, outcome: CopyDone, now: float) -> None:
         """A copy is known to have ended: nothing reads or writes for it any more."""
+        ok = outcome.ok
         host, counters = self.host, self.pool.counters
         del host.copies[copying.id]
         for run in copying.runs:
@@ -187,6 +229,10 @@ class Tiering:
                 self._saved(run, ok)
             else:
                 self._loaded(run, ok)
+        if ok and not copying.to_host and outcome.seconds > 0:
+            config = self.pool.config
+            speed = copying.pages * config.spec.page_bytes * config.ranks / outcome.seconds
+            self.load_bytes_per_s += (speed - self.load_bytes_per_s) * (_NEW if self.load_bytes_per_s else 1.0)
         if ok:
             counters["saved_pages" if copying.to_host else "loaded_pages"] += copying.pages
         else:
@@ -194,7 +240,8 @@ class Tiering:
             host.rests_until = now + REST_S
         self._let_go(copying.ends)
         host.trim()
-        self.pool.gained = self.pool.copied = True
+        self.pool.gained = True
+        self.pool.copied = bool(self.pool.fetching)
 
     def _saved(self, run: CopyRun, ok: bool) -> None:
         host = self.host
