@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from radixkv.cli.bar import bar
 from radixkv.cli.flags import JsonFlag
 from radixkv.cli.values import refuse
-from radixkv.config import PAGES_MAX, POLICIES
+from radixkv.config import HOST_WRITE_MODES, PAGES_MAX, POLICIES
 
 if TYPE_CHECKING:
     from radixkv.simulate.replay import Report
@@ -32,6 +32,9 @@ class MemoryFlags:
     host_blocks: Annotated[
         int, Parameter(help="blocks that fit into host memory beside them; lru only", metavar="COUNT")
     ] = 0
+    host_write: Annotated[
+        str, Parameter(help=f"when blocks are copied to host memory: {', '.join(HOST_WRITE_MODES)}", metavar="NAME")
+    ] = "back"
     policy: Annotated[str, Parameter(help=f"which blocks leave first: {', '.join(POLICIES)}", metavar="NAME")] = "lru"
     block_size: Annotated[int, Parameter(help="tokens of a block, for the figures in tokens", metavar="TOKENS")] = (
         BLOCK_TOKENS
@@ -49,7 +52,7 @@ def replay(trace: TraceArgument, /, *, memory: MemoryFlags, as_json: JsonFlag = 
     from radixkv.simulate.trace import load
 
     loaded = load(trace)
-    asked = simulated.Memory(memory.device_blocks, memory.host_blocks, memory.policy)
+    asked = simulated.Memory(memory.device_blocks, memory.host_blocks, memory.policy, memory.host_write)
     simulated.check(loaded, asked)
     with bar(f"{loaded.name}, {memory.policy}", len(loaded.prompts)) as watch:
         report = simulated.replay(loaded, asked, watch)
@@ -64,6 +67,8 @@ def check(memory: MemoryFlags) -> None:
         raise refuse("device_blocks", memory.device_blocks, f"a whole number from 1 to {PAGES_MAX}")
     if not 0 <= memory.host_blocks <= PAGES_MAX - memory.device_blocks:
         raise refuse("host_blocks", memory.host_blocks, f"a whole number from 0 to {PAGES_MAX - memory.device_blocks}")
+    if memory.host_write not in HOST_WRITE_MODES:
+        raise refuse("host_write", memory.host_write, ", ".join(HOST_WRITE_MODES))
     if memory.block_size < 1:
         raise refuse("block_size", memory.block_size, "a whole number from 1")
 

@@ -55,6 +55,7 @@ class Memory:
     device_blocks: int
     host_blocks: int = 0
     policy: str = "lru"
+    host_write: str = "back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class Worker:
             host_pages=memory.host_blocks,
             host_staging_pages=memory.device_blocks if self._two_tiers else 0,
             reclaim_pages=0,
+            host_write=memory.host_write,
         )
         self.engine = Engine(Config(pools=(pool,)), boot_id="replay", cache_id="replay")
         opened = self.engine.step(OpenSession(SESSION, bytes(16), "replay"), NOW)
@@ -117,7 +119,8 @@ class Worker:
     def _ask(self, body: Body) -> Reply | None:
         self._request += 1
         outcome = self.engine.step(Request(SESSION, self._epoch, self._request, LATER, body), NOW)
-        return outcome.reply or self._copied(outcome)
+        granted = self._copied(outcome)
+        return outcome.reply or granted
 
     def _copied(self, outcome: Outcome) -> Reply | None:
         """Whoever waits for copies is answered when these have ended."""
