@@ -64,8 +64,12 @@ POOL = {
     "namespaces": Key("COUNT", "namespaces the pool can tell apart at a time"),
     "policy": Key("NAME", "which cached pages leave first: lru, lfu, fifo, s3fifo"),
     "ranks": Key("COUNT", "processes that hold the pool together, each with an arena of this shape"),
-    "host_bytes": Key("BYTES", "memory of the host tier; only 0 so far"),
-    "host_pages": Key("PAGES", "pages of the host tier; only 0 so far"),
+    "host_pages": Key("PAGES", "pages of the host tier, where cold pages go; 0: none"),
+    "host_bytes": Key("BYTES", "memory of the host tier (of each rank), instead of host_pages"),
+    "host_staging_pages": Key("PAGES", "pages of the host tier beside those, for what passes through"),
+    "reclaim_pages": Key("PAGES", "coldest pages to be free or copied ahead of need; -1: an eighth with a host tier"),
+    "host_write": Key("NAME", "when pages are copied to the host tier: back (before they leave), through (at once)"),
+    "host_load_min_tokens": Key("TOKENS", "fewer than this are computed again rather than loaded from the host tier"),
 }
 
 TABLES = {"server": SERVER, "limits": LIMITS}
@@ -84,7 +88,6 @@ TYPES = {
     **{f"pool.{name}": kind for kind_of in (KVSpec, PoolConfig) for name, kind in field_types(kind_of).items()},
     "pool.device_bytes": "int",
     "pool.host_bytes": "int",
-    "pool.host_pages": "int",
 }
 
 
@@ -92,8 +95,7 @@ def default_of(key: str) -> object:
     """The default of ``server.lease_s``, ``limits.tokens`` or ``pool.layers``; None where there is none of its own."""
     table, _, name = key.partition(".")
     owners = {"server": (ServerConfig(),), "limits": (Limits(),), "pool": (PoolConfig(), KVSpec())}[table]
-    given = {"pool.host_bytes": 0, "pool.host_pages": 0}
-    return given.get(key, next((getattr(owner, name) for owner in owners if hasattr(owner, name)), None))
+    return next((getattr(owner, name) for owner in owners if hasattr(owner, name)), None)
 
 
 def unknown(key: str, known: Iterable[str], where: str) -> ConfigError:

@@ -15,9 +15,8 @@ from radixkv.errors import ConfigError
 EXAMPLE = "name=default,layers=30,kv_heads=3,head_dim=64,dtype=float32,page_size=16,pages=728"
 PLAIN = (
     "name", "pages", "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "namespaces", "policy",
-    "ranks",
+    "ranks", "host_pages", "host_staging_pages", "reclaim_pages", "host_write", "host_load_min_tokens",
 )  # fmt: skip
-NOT_YET = {"host_bytes": 0, "host_pages": 0}
 
 
 def split(text: str, where: str) -> dict[str, object]:
@@ -53,9 +52,6 @@ def build(keys: Mapping[str, object], where: str, folder: Path) -> PoolConfig:
 
 
 def _build(values: dict[str, object], folder: Path) -> PoolConfig:
-    for key, only in NOT_YET.items():
-        if values.get(key, only) != only or isinstance(values.get(key), bool):
-            raise refuse(f"pool.{key}", values[key], f"{only} (more is not supported yet)")
     if not isinstance(values.get("name", ""), str):
         raise refuse("pool.name", values["name"], "1 to 64 printable characters")
     spec = _spec(values, folder)
@@ -64,10 +60,11 @@ def _build(values: dict[str, object], folder: Path) -> PoolConfig:
     plain = {key: values[key] for key in PLAIN if key in values}
     if plain.get("pages") == 0:
         raise refuse("pool.pages", 0, "a whole number from 1")
-    if "device_bytes" in values:
-        if "pages" in values:
-            raise refuse("pool.device_bytes", values["device_bytes"], "pages or device_bytes, not both")
-        plain["pages"] = pages_in(values["device_bytes"], spec)
+    for in_bytes, in_pages in (("device_bytes", "pages"), ("host_bytes", "host_pages")):
+        if in_bytes in values:
+            if in_pages in values:
+                raise refuse(f"pool.{in_bytes}", values[in_bytes], f"{in_pages} or {in_bytes}, not both")
+            plain[in_pages] = pages_in(values[in_bytes], spec, f"pool.{in_bytes}")
     return PoolConfig(spec=spec, **plain)  # type: ignore[arg-type] # PoolConfig itself checks every value
 
 
@@ -92,14 +89,14 @@ def _share_of(model: KVSpec, ranks: object) -> KVSpec:
     return replace(model, kv_heads=max(1, heads // ranks))
 
 
-def pages_in(device_bytes: object, spec: KVSpec, name: str = "pool.device_bytes") -> int:
-    """How many pages of ``spec`` fit into ``device_bytes``, which was written as ``name``.
+def pages_in(size: object, spec: KVSpec, name: str) -> int:
+    """How many pages of ``spec`` fit into so many bytes, which were written as ``name``.
 
     Errors: ConfigError when not even one does.
     """
-    near = sizes.near(device_bytes) if isinstance(device_bytes, str) else None
+    near = sizes.near(size) if isinstance(size, str) else None
     hint = f"; did you mean {near}?" if near else ""
     allowed = f"bytes, or a size as in 512MiB, of at least one page ({spec.page_bytes}){hint}"
-    if not isinstance(device_bytes, int) or isinstance(device_bytes, bool) or device_bytes < spec.page_bytes:
-        raise refuse(name, device_bytes, allowed)
-    return device_bytes // spec.page_bytes
+    if not isinstance(size, int) or isinstance(size, bool) or size < spec.page_bytes:
+        raise refuse(name, size, allowed)
+    return size // spec.page_bytes

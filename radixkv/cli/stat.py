@@ -15,7 +15,10 @@ from radixkv.cli.values import refuse
 
 TIMEOUT_S = 2.0
 STATES = ("free", "private", "cached", "shadow", "quarantined")
-"""Of a page. They add up to the pool, so that each is shown also when it has none."""
+"""Of a page at rest: each is shown also when it has none. Those of pages that are being copied only when there are any.
+"""
+HOST_STATES = ("free", "cached")
+"""The same of a page of the host tier."""
 
 
 def stat(
@@ -68,13 +71,33 @@ def _pool(name: str, pool: dict[str, Any]) -> list[str]:
     total, page_bytes = pool["total_pages"], pool.get("page_bytes", 0)
     size = f", {sizes.show(total * page_bytes)}" if page_bytes else ""
     sequences, nodes = _counted(pool["sequences"], "sequence"), _counted(pool["nodes"], "tree node")
-    rows = {state: pool["pages"].get(state, 0) for state in STATES} | pool["pages"]
     lines = [f"pool {name}: {_counted(total, 'page')}{size}, {sequences}, {nodes}"]
-    for state, count in rows.items():
-        if count or state in STATES:
+    return lines + _states(pool["pages"], total, ("evictable", pool["evictable_pages"])) + _host_tier(pool)
+
+
+def _host_tier(pool: dict[str, Any]) -> list[str]:
+    """Nothing of a pool that has none."""
+    host = pool["host_pages"]
+    total = sum(host.values())
+    if not total:
+        return []
+    size = f", {sizes.show(total * pool['page_bytes'])}" if pool.get("page_bytes") else ""
+    return [
+        f" its host tier: {_counted(total, 'page')}{size}",
+        *_states(host, total, ("only here", pool["host_only_pages"]), HOST_STATES),
+    ]
+
+
+def _states(
+    found: dict[str, int], total: int, of_cached: tuple[str, int], shown: tuple[str, ...] = STATES
+) -> list[str]:
+    """A line a state. ``of_cached``: a part of the cached pages to be told. ``shown``: also if there are none."""
+    lines = []
+    for state, count in ({state: found.get(state, 0) for state in shown} | found).items():
+        if count or state in shown:
             lines.append(_row(state, count, total))
         if state == "cached":
-            lines.append(_row("  of which evictable", pool["evictable_pages"], total))
+            lines.append(_row(f"  of which {of_cached[0]}", of_cached[1], total))
     return lines
 
 

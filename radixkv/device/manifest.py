@@ -15,7 +15,10 @@ from typing import Any
 from radixkv.config import PoolConfig
 from radixkv.device.descriptors import TABLE_VERSION
 
-_FREE_TO_CHANGE = ("decode_reserve_pages", "session_floor_pages", "session_cap_pages")
+_FREE_TO_CHANGE = (
+    "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "reclaim_pages", "host_write",
+    "host_load_min_tokens",
+)  # fmt: skip
 """Rules of a pool that are not part of its memory."""
 _BYTES_MAX = 2**20
 

@@ -40,6 +40,12 @@ HITS = {
 UNBOUNDED = {CONVERSATION: 105_710, SYNTHETIC: 77_953, CODING: 1_485_716}
 BOUND_PERCENT = {3_271: 84.39, 6_543: 92.20, 16_359: 95.65}
 """Of the coding trace, for which the reference has no blocks."""
+TWO_TIERS = {
+    (SYNTHETIC, 4_392, 10_981): 31_939,
+    (CONVERSATION, 18_279, 45_697): 23_182,
+    (CODING, 6_543, 16_359): 133_467,
+}
+"""By blocks on the device and in the host tier: hits in the latter. On the device they are those of LRU alone."""
 REQUESTS_PER_CPU_S = 2_000
 
 
@@ -73,6 +79,18 @@ def test_hits_are_right_to_the_block(name: str, blocks: int, policy: str, hits: 
     assert (report.device_hits, report.host_hits) == (hits, 0)
     assert report.inserted == report.blocks - hits
     assert report.evicted == report.inserted - blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "host"),
+    [pytest.param(*row, marks=[] if row[0] == SYNTHETIC else [pytest.mark.long]) for row in TWO_TIERS],
+)
+def test_hits_of_two_tiers_are_right_to_the_block(name: str, device: int, host: int) -> None:
+    report = replay(trace(name), Memory(device, host))
+    found = HITS[name, device]["lru"], TWO_TIERS[name, device, host]
+    assert (report.device_hits, report.host_hits) == found
+    assert report.inserted == report.blocks - sum(found)
+    assert report.evicted == report.inserted - device - host
 
 
 def test_the_conversation_trace_inserts_and_evicts_what_it_should_and_is_fast() -> None:

@@ -17,7 +17,7 @@ def test_every_setting_has_its_key_and_every_key_its_setting() -> None:
     assert list(keys.LIMITS) == names(Limits)
     assert list(keys.SPEC) == names(KVSpec)
     own = [*names(KVSpec), *(name for name in names(PoolConfig) if name != "spec")]
-    extra = {"model_config", "device_bytes", "host_bytes", "host_pages"}
+    extra = {"model_config", "device_bytes", "host_bytes"}
     assert set(keys.POOL) == {*own, *extra}
 
 

@@ -49,7 +49,26 @@ def test_device_bytes_are_rounded_down_to_pages(size: str, pages: int) -> None:
 
 
 def test_one_rank_and_no_host_tier_may_be_written() -> None:
-    assert made("ranks=1,host_bytes=0,host_pages=0,pages=2") == PoolConfig(pages=2)
+    assert made("ranks=1,host_pages=0,reclaim_pages=0,pages=2") == PoolConfig(pages=2)
+
+
+def test_a_host_tier_in_pages_or_bytes() -> None:
+    pool = made("pages=16,host_pages=32,host_staging_pages=2,reclaim_pages=3")
+    assert pool == PoolConfig(pages=16, host_pages=32, host_staging_pages=2, reclaim_pages=3)
+    assert made("pages=16,host_bytes=1474559").host_pages == 1
+    assert made("pages=16,host_bytes=1474560").host_pages == 2
+
+
+def test_memory_of_both_tiers_is_counted_for_every_rank() -> None:
+    shape = "layers=1,kv_heads=1,head_dim=8,page_size=4"
+    pool = made(f"ranks=2,{shape},device_bytes=1KiB,host_bytes=2KiB,host_staging_pages=1")
+    assert (pool.pages, pool.host_pages, pool.host_arena_bytes) == (4, 8, 9 * 256)
+    assert pool.total_bytes == 2 * (1024 + 9 * 256)
+
+
+@pytest.mark.parametrize(("text", "pages"), [("host_pages=9", 2), ("host_pages=9,reclaim_pages=-1", 2), ("", 0)])
+def test_with_a_host_tier_an_eighth_of_the_pages_is_kept_ahead(text: str, pages: int) -> None:
+    assert made(f"pages=16,{text}".strip(",")).reclaim_pages == pages
 
 
 def test_ranks_hold_as_many_pages_each() -> None:
@@ -99,8 +118,14 @@ def test_a_model_config_says_the_spec_and_written_keys_win(tmp_path: Path) -> No
         ("device_bytes=1GiB,pages=1", ["pool.device_bytes", "pages or device_bytes, not both"]),
         ("ranks=0", ["pool.ranks = 0", "a whole number from 1 to 64"]),
         ("ranks=two", ["pool.ranks = 'two'", "a whole number from 1 to 64"]),
-        ("host_bytes=1GiB", ["pool.host_bytes = 1073741824", "allowed: 0 (more is not supported yet)"]),
-        ("host_pages=1", ["pool.host_pages = 1 ", "allowed: 0 (more is not supported yet)"]),
+        ("host_bytes=1", ["pool.host_bytes = 1 ", "at least one page (737280)"]),
+        ("host_bytes=0", ["pool.host_bytes = 0 ", "at least one page (737280)"]),
+        ("host_bytes=5MB", ["pool.host_bytes = '5MB'", "a size as in 512MiB"]),
+        ("host_bytes=1GiB,host_pages=1", ["pool.host_bytes", "host_pages or host_bytes, not both"]),
+        ("host_pages=-1", ["pool.host_pages = -1 ", "a whole number from 0 to 2147483647"]),
+        ("host_pages=1,policy=lfu", ["pool.policy = 'lfu'", "lru with a host tier"]),
+        ("host_staging_pages=-1", ["pool.host_staging_pages = -1 ", "a whole number from 0"]),
+        ("pages=4,reclaim_pages=5", ["pool.reclaim_pages = 5 ", "a whole number from -1 to 4"]),
         ("mla_latent_dim=512", ["pool.mla_latent_dim = 512", "latent pages are not supported yet"]),
         ("pages=4,session_cap_pages=5", ["pool.session_cap_pages = 5", "from 0 to 4"]),
         ("pages=4,decode_reserve_pages=4", ["pool.decode_reserve_pages = 4", "from 0 to 3"]),

@@ -33,6 +33,16 @@ def test_the_json_is_the_contracts(capsys: pytest.CaptureFixture[str], trace: Pa
     assert seconds > 0
 
 
+def test_blocks_of_host_memory_are_told_apart(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    """With two blocks on the device none is found there but the first block that the second prompt shares."""
+    arguments = ("replay", trace, "--device-blocks", 2, "--host-blocks", 3)
+    report = json.loads(printed(capsys, *arguments, "--json"))
+    assert (report["device_hits"], report["host_hits"], report["inserted"], report["evicted"]) == (2, 5, 5, 0)
+    assert [line.split() for line in printed(capsys, *arguments).splitlines() if "host memory" in line] == [
+        ["found", "in", "host", "memory", "5", "2,560"]
+    ]  # fmt: skip
+
+
 def test_the_table_has_tokens_by_the_size_of_a_block(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     out = printed(capsys, "replay", trace, "--device-blocks", 3, "--policy", "lfu", "--block-size", 16)
     assert out.startswith("6 requests, 3 device blocks, lfu\nhit rate ")
@@ -49,7 +59,14 @@ def test_the_table_has_tokens_by_the_size_of_a_block(capsys: pytest.CaptureFixtu
             "device_blocks = 1 is not allowed; allowed: at least 2, the longest prompt of small",
         ),
         (["--device-blocks", "0"], "device_blocks = 0"),
-        (["--device-blocks", "5", "--host-blocks", "9"], "host_blocks = 9 is not allowed; allowed: 0"),
+        (
+            ["--device-blocks", "5", "--host-blocks", "-1"],
+            "host_blocks = -1 is not allowed; allowed: a whole number from",
+        ),
+        (
+            ["--device-blocks", "5", "--host-blocks", "9", "--policy", "fifo"],
+            "policy = 'fifo' is not allowed with host_blocks; allowed: lru",
+        ),
         (
             ["--device-blocks", "5", "--policy", "clock"],
             "policy = 'clock' is not allowed; allowed: lru, lfu, fifo, s3fifo",

@@ -49,6 +49,20 @@ def test_the_table() -> None:
     assert "evicted_pages" not in rows
 
 
+def test_a_host_tier_is_shown_below_the_pool() -> None:
+    host = {"free": 90, "cached": 8, "loading": 2, "saving": 0}
+    pool = {**SNAPSHOT["pools"]["default"], "host_pages": host, "host_only_pages": 5}
+    lines = stat.as_table({**SNAPSHOT, "pools": {"default": pool}}).splitlines()
+    assert lines[10:15] == [
+        " its host tier: 100 pages, 70.31 MiB",
+        "  free                           90   90.0%",
+        "  cached                          8    8.0%",
+        "    of which only here            5    5.0%",
+        "  loading                         2    2.0%",
+    ]
+    assert lines[15] == ""
+
+
 def test_counters_that_are_0_are_shown_when_asked_for() -> None:
     last = stat.as_table(SNAPSHOT, every_counter=True).splitlines()[-1]
     assert last.split() == ["evicted_pages", "0"]
