@@ -82,6 +82,12 @@ class Mapped:
             self.arena.copy_rows(rows, self._who)
         return self._copies
 
+    def take_page(self, _page: int) -> None:
+        return None
+
+    def put_page(self, page: int, content: Any) -> None:
+        raise AssertionError(f"nothing was taken to put into page {page}: {content!r}")
+
     def state(self, page: int) -> int:
         return int(self._table.records["state"][page])
 

@@ -71,6 +71,12 @@ class PoolMemory:
         self.copy(rows)
         return True
 
+    def take_page(self, page: int) -> NDArray[Any] | None:
+        return None if self.ranks > 1 else self._rows[page].copy()
+
+    def put_page(self, page: int, content: NDArray[Any]) -> None:
+        self._rows[page] = content
+
     def copy(self, rows: Iterable[CopyRow]) -> None:
         """Copy the first ``n`` token rows of each source page into its target, all layers, keys and values."""
         for source, target, n in rows:

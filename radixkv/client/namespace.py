@@ -13,13 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixkv.errors import BadRequest, LimitExceeded
 
 CANONICAL_MAX_BYTES = 1024
 _DOMAIN = b"radixkv namespace 1"
 _FIELD, _EXTRA = b"\x01", b"\x02"
+
+
+class Canonical(NamedTuple):
+    """A namespace of which only the canonical bytes are known."""
+
+    canonical: bytes
 
 
 class Namespace:

@@ -23,6 +23,7 @@ from radixkv.types import TOKEN_BYTES
 if TYPE_CHECKING:
     from radixkv.client.batch import Outgoing
     from radixkv.client.pool import PoolState
+    from radixkv.client.suspend import Suspension
 
 PAGE_ID = np.dtype("<i4")
 
@@ -62,7 +63,7 @@ class SequenceState:
 
     __slots__ = (
         "__weakref__", "_tokens", "broken", "closed", "copies_made", "deferred_error", "facts", "id", "lock", "memory",
-        "namespace", "pool", "session", "sound", "unsettled",
+        "namespace", "pool", "session", "sound", "suspended", "unsettled",
     )  # fmt: skip
 
     def __init__(self, pool: PoolState, session: Session, grant: Grant) -> None:
@@ -87,6 +88,8 @@ class SequenceState:
         """Of an operation that went out later than its call; raised by the next call."""
         self.copies_made = False
         """The caller has said so of ``copy_rows`` while the daemon that held their source lived; no answer yet."""
+        self.suspended: Suspension | None = None
+        """What a resume needs, between it and the suspend; the daemon knows nothing of the sequence meanwhile."""
         self._tokens = bytearray(grant.tokens)
         table = as_pages(grant.page_table)
         self.facts = Facts(
@@ -206,6 +209,15 @@ class SequenceState:
         self.closed = True
         self.session.sequences.discard(self)
 
+    def go_on_as(self, again: SequenceState) -> None:
+        """What was granted anew is this sequence now."""
+        for name in ("_tokens", "broken", "copies_made", "facts", "id", "memory", "session", "sound", "unsettled"):
+            setattr(self, name, getattr(again, name))
+        again.given_up()
+        self.session.sequences.add(self)
+        self.suspended = None
+        self.closed = False
+
     def kept(self, reply: Kept) -> None:
         """The next daemon goes on with it, and holds the source of the rows that were claimed. If it knows of more that
         is complete, a commit of ours that was not answered has been executed, and the copies before it were made."""
@@ -286,7 +298,8 @@ class SequenceState:
     def __repr__(self) -> str:
         facts = self.facts
         lost = self.session.over or self.lost is not None
-        state = "closed" if self.closed else "lost" if lost else f"{len(facts.page_table)} pages"
+        over = "suspended" if self.suspended else "closed" if self.closed else "lost" if lost else ""
+        state = over or f"{len(facts.page_table)} pages"
         return (
             f"<Sequence {self.id} in {self.pool.name!r}: {facts.length} tokens, {facts.committed} committed, {state}>"
         )

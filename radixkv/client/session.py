@@ -49,6 +49,12 @@ class Memory(Protocol):
         """Carry the copies out at once and say True; False where the caller has to (on its own stream)."""
         ...
 
+    def take_page(self, page: int) -> Any:
+        """A copy of what a page holds, for ``put_page``; None where this process cannot reach all of it."""
+        ...
+
+    def put_page(self, page: int, content: Any) -> None: ...
+
 
 def _always() -> bool:
     return True

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from radixkv.client import step as steps
+from radixkv.client import suspend as suspending
 from radixkv.client import verbs
 from radixkv.client.batch import ShareItem, TruncateItem, natural
 from radixkv.client.link import Link
@@ -277,6 +278,26 @@ class Sequence(SequenceState):
     def compact(self) -> None:
         """Name the canonical pages instead of our own copies of them: a new page table."""
         self._run(verbs.compact(self.pool.core, self))
+
+    def suspend(self, after: Event | None = None) -> None:
+        """Give all pages up and keep the tokens: for engines that preempt. What is committed in full pages stays cached
+        (and moves to the host tier as it grows cold); the page begun is kept in this process's memory.
+
+        Until ``resume`` all verbs but ``free`` are refused. Waits for ``after``.
+        Errors: StaleHandle, SessionLost, Unavailable.
+        """
+        self._run(suspending.suspend(self.pool.core, self, after))
+
+    def resume(self, timeout: float | None = None) -> None:
+        """Come back after ``suspend``, with a new page table.
+
+        ``committed_tokens`` is what it was, or less if cached pages were evicted meanwhile: then the rest has to be
+        computed again.
+
+        ``timeout`` as for ``Pool.reserve``; errors too, and after one it is still suspended.
+        """
+        wait_s = 0.0 if timeout is None else verbs.seconds("timeout", timeout)
+        self._run(suspending.resume(self.pool.core, self, wait_s))
 
     def valid(self) -> bool:
         """May what was computed from these pages be used? Asked *after* the device work. Errors: Forked."""

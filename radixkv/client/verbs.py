@@ -25,7 +25,7 @@ from radixkv.client.batch import (
 )
 from radixkv.client.core import Away, Core
 from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
-from radixkv.client.namespace import Namespace
+from radixkv.client.namespace import Canonical, Namespace
 from radixkv.client.outbox import Deferred, Event
 from radixkv.client.pool import PoolState
 from radixkv.client.sequence import Grant, SequenceState
@@ -62,7 +62,7 @@ SESSIONS_TRIED = 3
 class Want:
     """What a reserve asks for; ``tokens`` packed."""
 
-    namespace: Namespace
+    namespace: Namespace | Canonical
     tokens: bytes
     headroom: int
     last_page: str
@@ -292,6 +292,7 @@ def free(core: Core, seq: SequenceState, after: Event | None, commit: int = 0) -
 
     Waits for no daemon that is yet to come: the outbox will tell it.
     """
+    seq.suspended = None
     if seq.closed:
         return
     item = FreeItem(seq, commit)
@@ -352,6 +353,8 @@ def same_session(seq: SequenceState) -> Verb[Session]:
 
 def ready(seq: SequenceState) -> Verb[Session]:
     """Before a verb: the sequence is ours, nothing about it is in doubt, no earlier error is untold."""
+    if seq.suspended is not None:
+        raise BadRequest("suspended: resume it first", seq=seq.id)
     if seq.closed:
         over = SessionLost("the session is over") if seq.session.over else seq.lost
         raise over or StaleHandle("freed or handed off", seq=seq.id)
