@@ -69,7 +69,7 @@ from radixkv.version import VERSION
 EXIT_DRAINED, EXIT_NO_STORE, EXIT_CONFIG, EXIT_IN_USE, EXIT_MEMORY, EXIT_BROKEN = 0, 1, 2, 3, 4, 70
 
 TICK_S = 5.0
-CHECK_S = 5.0
+ROUND_S = 5.0
 CHECK_PAGES_MAX = 4_096
 """More pages than this in all are recounted only with ``paranoid``: a recount must not be felt (about 2 us a page)."""
 
@@ -80,6 +80,9 @@ it held 1,500 pages), and 64 may die at once."""
 _LEAVE_NOTHING_PENDING = frozenset((Reserve, Step, Heartbeat, Lookup, Stats))
 """Commands that, answered, leave no deadline: after them the engine is not asked for one. Only a Step can leave work
 over, such as the rest of a huge commit, and only a Reserve or a Step can end sessions."""
+
+_CHANGE_NOTHING = frozenset((Heartbeat, Lookup, Stats))
+_NEVER = math.inf
 
 _RECENT_COMMANDS = 256
 _RECENT_BYTES = 2 * 1024
@@ -142,14 +145,15 @@ class Daemon:
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
         self._recent: deque[tuple[float, Command | _Outline]] = deque(maxlen=_RECENT_COMMANDS)
         self._recounts = paranoid or sum(pool.pages for pool in config.pools) <= CHECK_PAGES_MAX
-        self._now = self._started = time.monotonic()
-        self._next_tick = self._next_check = self._now
-        self._tick_s = min(TICK_S, config.server.lease_s / 4)
+        self._now = self._started = self._ticked = time.monotonic()
+        self._idle_tick_s = config.server.lease_s / 4
         """Running time is told to the core in ticks: they have to be short beside the lease that it is counted for."""
-        self._running = RunningTime(self._tick_s, self._now)
+        self._tick_s = min(TICK_S, self._idle_tick_s)
+        """The same while somebody waits for what the lapsed have; and when a tick needs no wakeup of its own."""
+        self._running = RunningTime(self._idle_tick_s, self._now)
         self._until_tick = _REQUESTS_BEFORE_TICK
-        self._due = self._now
-        self._drain_ends = math.inf
+        self._due = self._round_at = self._now
+        self._drain_ends = _NEVER
         self._stop = False
 
     # -- the loop -------------------------------------------------------------------------------------------------
@@ -179,46 +183,74 @@ class Daemon:
         requests = self._router.socket
         sources: list[tuple[Any, int]] = [(requests, _READABLE), (self._epoll.fileno(), _READABLE)]
         while not self._stop:
-            wait_s = self._due - self._now
             asked = False
-            for source, _ in zmq_poll(sources, int(wait_s * 1000) + 1 if wait_s > 0 else 0):
+            for source, _ in zmq_poll(sources, self._sleep_ms()):
                 asked |= source is requests
             self._now = time.monotonic()
             self._running.advance(self._now)
             if asked:
                 self._serve_one()
+                if self._now - self._ticked >= self._tick_s:
+                    self._due = self._now
             self._until_tick -= 1
             if not asked or self._until_tick <= 0:
-                for fd, _ in self._epoll.poll(0, _EVENTS_A_ROUND):
+                events = self._epoll.poll(0, _EVENTS_A_ROUND)
+                for fd, _ in events:
                     self._serve_fd(fd)
+                if events:
+                    self._stir()
                 self._serve_time()
-            if self._drain_ends is not math.inf and (self._now >= self._drain_ends or self._is_drained()):
+            if self._drain_ends is not _NEVER and (self._now >= self._drain_ends or self._is_drained()):
                 return
+
+    def _sleep_ms(self) -> int:
+        """Until something is due, if nothing happens before; -1: nothing ever will be."""
+        wait_s = self._due - self._now
+        if wait_s <= 0:
+            return 0
+        return -1 if wait_s == _NEVER else int(wait_s * 1000) + 1
 
     def _serve_time(self) -> None:
         """Ticks come when no request is waiting, so that nobody is judged while his sign of life lies unread."""
         self._until_tick = _REQUESTS_BEFORE_TICK
         if self._now < self._due:
             return
-        self._step(Tick(self._running.seconds))
-        if self._now >= self._next_tick:
-            self._next_tick = self._now + self._tick_s
-            self.members.sweep(self._now)
-            if self._recounts and self._now >= self._next_check:
-                self._next_check = self._now + CHECK_S
-                invariants.check(self._engine)
+        self._ticked = self._now
+        if self._step(Tick(self._running.seconds)).writes:
+            self._stir()
+        if self._now >= self._round_at:
+            self._make_round()
+
+    def _stir(self) -> None:
+        """Something has happened: a round is made soon, and none after it until something happens again."""
+        if self._round_at is _NEVER:
+            self._round_at = self._now + ROUND_S
+            self._due = min(self._due, self._round_at)
+
+    def _make_round(self) -> None:
+        self.members.sweep(self._now)
+        if self._recounts:
+            invariants.check(self._engine)
+        self._round_at = _NEVER if self.members.settled else self._now + ROUND_S
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """When the engine is due for a tick: at once if it has left work over, else at somebody's deadline."""
-        if self._engine.has_work():
+        """When the engine is due for a tick: at once if it has left work over, else at somebody's deadline.
+
+        Who is silent lapses some time, but nobody has to be told when that is unless somebody waits for it. Without
+        sessions there is no time to be told: an idle daemon sleeps until it is asked for something.
+        """
+        engine = self._engine
+        if engine.has_work():
             self._due = self._now
             return
-        deadline = self._engine.next_deadline()
-        self._due = min(self._next_tick, self._drain_ends, math.inf if deadline is None else deadline)
-        if self._engine.window_open:
-            left_s = self._config.server.resume_timeout_s - self._running.seconds
-            self._due = min(self._due, self._now + max(0.0, left_s))
+        deadline = engine.next_deadline()
+        due = min(self._round_at, self._drain_ends, _NEVER if deadline is None else deadline)
+        if len(engine.sessions):
+            due = min(due, self._ticked + (self._tick_s if engine.queued else self._idle_tick_s))
+        if engine.window_open:
+            due = min(due, self._now + max(0.0, self._config.server.resume_timeout_s - self._running.seconds))
+        self._due = due
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -246,6 +278,8 @@ class Daemon:
             pending = True
         if pending:
             self._look_ahead()
+        if self._round_at is _NEVER and kind not in _CHANGE_NOTHING:
+            self._stir()
         if kind is Bye and type(reply) is Done:
             self.members.ended(request.session, self._engine.awaits_mapping_gone(request.session), bye=True)
             self._router.forget(request.session)
@@ -350,7 +384,7 @@ class Daemon:
 
     def _stop_asked(self, number: signal.Signals) -> None:
         """The first signal drains, a second one ends at once."""
-        if self._drain_ends is not math.inf:
+        if self._drain_ends is not _NEVER:
             self._log.warning("stopping without waiting", signal=number.name)
             self._stop = True
             return
@@ -371,7 +405,7 @@ class Daemon:
             self._log.info("leaving everything to the next daemon")
             self._parts.leave()
             self._stop = True
-        elif self._drain_ends is math.inf:
+        elif self._drain_ends is _NEVER:
             self._drain("shutdown")
 
     def _is_drained(self) -> bool:

@@ -93,6 +93,11 @@ class Store:
         self._to_drop.append(name)
         self.flush()
 
+    @property
+    def idle(self) -> bool:
+        """All that was to be dropped is."""
+        return not self._to_drop
+
     def flush(self) -> None:
         """What could not be dropped yet: try again."""
         while self._to_drop and self._send(f"FDSTOREREMOVE=1\nFDNAME={self._to_drop[0]}"):

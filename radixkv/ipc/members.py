@@ -136,6 +136,11 @@ class Members:
             self._read(member)
         return True
 
+    @property
+    def settled(self) -> bool:
+        """There is nothing that a sweep would find, now or later."""
+        return self._listening and not self._strangers and (self._store is None or self._store.idle)
+
     def sweep(self, now: float) -> None:
         """Close connections that never said hello; take new ones again after the process was out of descriptors."""
         if self._store is not None:

@@ -1,9 +1,10 @@
-"""What leaves the daemon is in the descriptor table already: a reply, a late grant, a welcome.
+"""What leaves the daemon is in the descriptor table already: a reply, a late grant, a welcome. And how long it sleeps.
 
 The real daemon, engine and table, without its sockets: with those, nobody could tell what was first. In their place is
 a desk that looks into the table whenever something is put on it.
 """
 
+import math
 import os
 import select
 from contextlib import ExitStack, closing
@@ -14,7 +15,7 @@ import pytest
 from fuzz.model.packing import pack_tokens
 from radixkv import commands
 from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
-from radixkv.daemon import Daemon
+from radixkv.daemon import ROUND_S, TICK_S, Daemon
 from radixkv.device.descriptors import CACHED, FREE, PRIVATE, QUARANTINED
 from radixkv.device.pool_memory import PoolMemory
 from radixkv.engine.engine import Engine
@@ -25,6 +26,7 @@ from radixkv.starting import Parts
 
 POOL = PoolConfig("default", KVSpec(1, 1, 8, "float32", 4), 8)
 LATE = 1e12
+LEASE_S = ServerConfig().lease_s
 
 
 class Desk:
@@ -90,6 +92,14 @@ class Talk:
     def reserve(self, seq, tokens, wait_s=0.0):
         self.say(commands.Reserve("default", seq, b"name", pack_tokens(tokens), 0, "copy", wait_s))
 
+    def sleeps_s(self, later_s=0.0):
+        """How long the daemon would sleep if it turned its loop after so many seconds."""
+        daemon = self.daemon
+        daemon._now += later_s
+        daemon._running.advance(daemon._now)
+        daemon._serve_time()
+        return daemon._due - daemon._now
+
     def states(self):
         """Of the pages, when the last thing left."""
         return self.desk.left[-1][1]["state"].tolist()
@@ -149,3 +159,53 @@ def test_the_end_of_a_session_is_stored_before_anybody_hears_of_it(talk):
     assert talk.daemon.report(commands.EndSession(1, True, "its process is gone")) is True
     with closing(talk.memory.read()) as table:
         assert table.records["state"].tolist().count(QUARANTINED) == 2 and table.sessions() == []
+
+
+def test_without_sessions_it_sleeps_until_somebody_comes(talk):
+    talk.say(commands.Bye())
+    talk.sleeps_s()
+    assert talk.sleeps_s(ROUND_S) == math.inf
+    assert talk.daemon._sleep_ms() == -1
+
+
+def test_with_a_session_that_wants_nothing_it_wakes_four_times_a_lease(talk):
+    talk.sleeps_s(ROUND_S)
+    for _ in range(3):
+        talk.say(commands.Heartbeat())
+        assert talk.sleeps_s(LEASE_S / 4) == LEASE_S / 4
+    assert talk.daemon._engine.sessions.running_s == pytest.approx(ROUND_S + 3 * LEASE_S / 4)
+
+
+def test_after_something_has_changed_there_is_one_more_round(talk, monkeypatch):
+    rounds = []
+    monkeypatch.setattr(talk.daemon.members, "sweep", rounds.append)
+    talk.sleeps_s(ROUND_S)
+    talk.reserve(1, range(8))
+    assert talk.sleeps_s() == ROUND_S
+    assert talk.sleeps_s(ROUND_S) == LEASE_S / 4
+    assert talk.sleeps_s(LEASE_S / 4) == LEASE_S / 4
+    assert len(rounds) == 2
+
+
+def test_who_waits_for_pages_of_the_lapsed_gets_them_within_a_tick(talk):
+    """The first session has all pages and is silent; nothing but time passes."""
+    assert isinstance(talk.daemon.open_session(2, "two"), commands.Welcome)
+    talk.reserve(1, range(32))
+    talk.say(commands.Step(commit=[commands.Commit(1, 32)]))
+    talk.sleeps_s(LEASE_S / 4)
+    talk.requests = 0
+    request = commands.Reserve("default", 1, b"name", pack_tokens(range(100, 104)), 0, "copy", 2 * LEASE_S)
+    talk.say(request, session=2)
+    silent_s = LEASE_S / 4
+    while len(talk.desk.left) < 3:
+        assert talk.daemon._sleep_ms() <= 1000 * TICK_S + 1
+        silent_s += TICK_S
+        talk.sleeps_s(TICK_S)
+    assert isinstance(talk.desk.left[-1][0], commands.Reserved)
+    assert LEASE_S < silent_s <= LEASE_S + TICK_S
+
+
+def test_the_time_it_stands_still_is_not_counted(talk):
+    talk.sleeps_s(ROUND_S)
+    talk.sleeps_s(1000 * LEASE_S)
+    assert talk.daemon._engine.sessions.running_s == pytest.approx(ROUND_S + LEASE_S / 4)

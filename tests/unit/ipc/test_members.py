@@ -267,10 +267,13 @@ def test_the_cores_refusal_is_passed_on_and_another_hello_is_possible(door: Door
 
 
 def test_who_never_says_hello_is_closed(door: Door, raw: socket.socket) -> None:
+    assert door.members.settled
     door.settle(now=100.0)
     door.members.sweep(100.0 + membership.HELLO_WITHIN_S)
     assert door.epoll.poll(0.0) == []
+    assert not door.members.settled, "there is somebody to be swept away"
     door.members.sweep(100.1 + membership.HELLO_WITHIN_S)
+    assert door.members.settled
     raw.settimeout(5.0)
     assert raw.recv(10) == b""
     assert door.log.reports == []
@@ -314,6 +317,7 @@ def test_no_descriptors_left_is_survived(door: Door) -> None:
         try:
             door.serve()
             assert door.epoll.poll(0.0) == [], "it does not spin"
+            assert not door.members.settled, "and does not forget that somebody is at the door"
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         door.members.sweep(0.0)
