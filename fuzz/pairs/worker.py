@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fuzz.model.packing import pack_tokens, unpack_pages
 from fuzz.pairs.engine import FAR, EnginePair
@@ -38,10 +38,22 @@ class Held:
         self.copy_rows = reply.copy_rows
 
 
+class Driven(Protocol):
+    """An engine and whatever is beside it: see ``EnginePair`` and ``Tiered``."""
+
+    config: Config
+
+    def open(self) -> int:
+        """A new session."""
+
+    def ask(self, session: int, body: commands.Body, deadline: float = FAR) -> commands.Reply | None:
+        """A new request of it. None: it waits."""
+
+
 class Worker:
     """One session. Methods that say ``try_`` return the reply, whatever it is; the others insist on success."""
 
-    def __init__(self, pair: EnginePair) -> None:
+    def __init__(self, pair: Driven) -> None:
         self.pair = pair
         self.session = pair.open()
         self.next_seq = 1
@@ -117,10 +129,14 @@ class Worker:
         return children
 
     def lookup(self, tokens: Iterable[int], namespace: bytes = NAMESPACE) -> int:
-        """Cached tokens."""
+        """Cached tokens on the device."""
+        return self.look(tokens, namespace)[0]
+
+    def look(self, tokens: Iterable[int], namespace: bytes = NAMESPACE) -> tuple[int, int]:
+        """Cached tokens on the device, and behind those in the host tier."""
         reply = self.ask(commands.Lookup("a", namespace, [pack_tokens(list(tokens))]))
         assert isinstance(reply, commands.LookedUp), reply
-        return reply.device_tokens[0]
+        return reply.device_tokens[0], reply.host_tokens[0]
 
     def invalidate(self, namespace: bytes = NAMESPACE) -> int:
         reply = self.ask(commands.Invalidate("a", namespace))

@@ -328,7 +328,7 @@ def _host(host: HostTier, trees: _Trees) -> None:
     reading = {page for copying in copies if not copying.to_host for run in copying.runs for page in run.host}
     kept = [page for node, _ in trees.nodes for page in _ids(node.host)]
     places = free + filling + kept
-    need(len(places) == len(set(places)) == host.pages.size, "I1", f"{len(places)} of {host.pages.size} host pages")
+    need(len(places) == len(set(places)) == host.pages.size, "I1", f"{len(places)} places, {host.pages.size} host pages")
     need(reading <= set(kept), "I11", "host pages left the tree while they were being read")
     wanted = [(free, State.FREE), (filling, State.LOADING), (sorted(reading), State.SAVING)]
     wanted.append(([page for page in kept if page not in reading], State.CACHED))

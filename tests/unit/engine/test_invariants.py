@@ -1,7 +1,7 @@
 """Each check of the recount is broken on purpose, and must be caught by its name.
 
-One engine with something of everything is damaged in one place a case. The last test reads the checks themselves: one
-that no case breaks is not tested.
+One engine with something of everything, or one with a host tier, is damaged in one place a case. The last test reads
+the checks themselves: one that no case breaks is not tested.
 """
 
 import ast
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fuzz.model.packing import pack_pages
-from fuzz.pairs.worker import Worker, small_pair
+from fuzz.pairs.tiered import Tiered
+from fuzz.pairs.worker import Held, Worker, small_config, small_pair
 from radixkv import commands
 from radixkv.allocator.page_states import State
 from radixkv.engine import invariants
@@ -69,14 +70,39 @@ class World:
         self.states[page] = State.FREE
 
 
+class Tiers:
+    """Two tiers: A B is being loaded, C D on both, B B in the host tier; of D D the second page is being saved."""
+
+    def __init__(self):
+        self.pair = Tiered(small_config(14, host_pages=8, reclaim_pages=0))
+        worker = Worker(self.pair)
+        for prompt in ([*A, *B], [*B, *B], [*C, *D], [*D, *D]):
+            worker.cache(prompt)
+        assert worker.try_reserve([9] * 4 * 12) is None  # six pages are free: the first six have to leave
+        self.pair.finish()
+        worker.free(Held(worker.next_seq - 1, worker.pair.late(worker.session)))
+        assert worker.try_reserve([*C, *D], last_page="keep") is None
+        self.pair.finish()
+        worker.free(Held(worker.next_seq - 1, worker.pair.late(worker.session)))
+        assert worker.try_reserve([*A, *B]) is None
+        assert worker.try_reserve([9] * 4 * 9) is None
+        self.engine = self.pair.real
+        self.pool = self.engine.pools["a"]
+        self.host = self.pool.host
+        self.load, self.save = self.host.copies.values()
+        self.loaded, self.saved = self.load.runs[0].node, self.save.runs[0].node
+        (self.clean,) = self.host.clean
+        (self.below,) = self.host.order
+
+
 CASES = []
 
 
-def breaks(name, message):
+def breaks(name, message, world=World):
     """The decorated damage must be caught as ``name``, by the check with this in its message."""
 
     def register(damage):
-        CASES.append(pytest.param(damage, name, message, id=damage.__name__))
+        CASES.append(pytest.param(world, damage, name, message, id=damage.__name__))
         return damage
 
     return register
@@ -418,14 +444,82 @@ def two_sessions_share_a_slot(world):
     world.other.slot = world.session.slot
 
 
+# -- two tiers -------------------------------------------------------------------------------------------------------
+
+
+@breaks("I9", "a host tier that does not exist")
+def a_run_is_in_a_tier_that_is_not_there(world):
+    world.idle.host = world.idle.pages
+
+
+@breaks("I9", "partly in one tier", Tiers)
+def the_host_tier_has_half_of_a_run(world):
+    world.clean.host = world.clean.host[:4]
+
+
+@breaks("I7", "what comes before it is not", Tiers)
+def a_run_on_the_device_hangs_below_one_that_is_not(world):
+    above = world.saved.parent
+    above.host, above.pages = above.pages, b""
+
+
+@breaks("I11", "left the tree while they were copied", Tiers)
+def what_is_saved_leaves_the_tree(world):
+    world.saved.pages, world.saved.host = b"", world.saved.pages
+
+
+@breaks("I11", "left the tree while they were being read", Tiers)
+def what_is_loaded_leaves_the_tree(world):
+    world.loaded.host = world.clean.host
+
+
+@breaks("I1", "host pages ", Tiers)
+def host_pages_are_miscounted(world):
+    world.host.pages.counts[State.FREE] += 1
+
+
+@breaks("I1", " places, ", Tiers)
+def two_runs_have_the_same_host_pages(world):
+    world.below.host = world.clean.host
+
+
+@breaks("I1", "a host page is not ", Tiers)
+def a_full_host_page_believes_to_be_filled(world):
+    world.host.pages.states[world.clean.host[0]] = State.LOADING
+
+
+@breaks("I7", "the host tier's order lacks a node", Tiers)
+def a_run_cannot_leave_the_host_tier(world):
+    world.host.order.remove(world.below)
+
+
+@breaks("I7", "evicted before its child", Tiers)
+def in_the_host_tier_a_parent_goes_before_its_child(world):
+    tail = world.pool.tree.cut(world.below, 1)
+    world.host.order.add(tail)
+
+
+@breaks("I24", "in the host tier alone, counted", Tiers)
+def what_is_in_the_host_tier_alone_is_miscounted(world):
+    world.host.only_pages -= 1
+
+
+@breaks("I24", "pages to be filled, counted", Tiers)
+def what_is_being_saved_is_miscounted(world):
+    world.host.saving_pages += 1
+
+
+@breaks("I24", "pages leave, counted", Tiers)
+def what_is_being_loaded_is_miscounted(world):
+    world.host.leaving_pages -= 1
+
+
+@breaks("I24", "a host copy that could be dropped", Tiers)
+def a_host_copy_is_forgotten(world):
+    world.host.clean.clear()
+
+
 # -- the tests ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def world():
-    made = World()
-    invariants.check(made.engine)
-    return made
 
 
 class _Enough(Exception):
@@ -453,8 +547,9 @@ def broken_by(engine, monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("damage", "name", "message"), CASES)
-def test_damage_is_caught_by_name(world, damage, name, message, monkeypatch):
+@pytest.mark.parametrize(("make", "damage", "name", "message"), CASES)
+def test_damage_is_caught_by_name(make, damage, name, message, monkeypatch):
+    world = make()
     damage(world)
     with pytest.raises(BrokenInvariant) as caught:
         invariants.check(world.engine)
@@ -463,8 +558,9 @@ def test_damage_is_caught_by_name(world, damage, name, message, monkeypatch):
     assert [said for named, said in broken if named == name and message in said], broken[:8]
 
 
-def test_a_sound_engine_passes(world):
-    assert invariants.check(world.engine) is None
+@pytest.mark.parametrize("make", [World, Tiers])
+def test_a_sound_engine_passes(make):
+    assert invariants.check(make().engine) is None
 
 
 def test_every_check_is_broken_by_a_case():
@@ -477,7 +573,7 @@ def test_every_check_is_broken_by_a_case():
             parts = message.values if isinstance(message, ast.JoinedStr) else [message]
             words = "\0".join(part.value for part in parts if isinstance(part, ast.Constant))
             checks.append((name.value, words))
-    cases = [(case.values[1], case.values[2]) for case in CASES]
+    cases = [(case.values[2], case.values[3]) for case in CASES]
     untested = [check for check in checks if not any(check[0] == name and said in check[1] for name, said in cases)]
     assert len(checks) > 50
     assert untested == []

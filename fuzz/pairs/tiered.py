@@ -1,0 +1,242 @@
+"""An engine with a host tier, beside what is really in the pages of both tiers: never a wrong byte.
+
+Workers write what they compute when they commit it; what they copy between pages they copy at once. A copy between the
+tiers reads nothing and writes nothing until it is known to have ended: until then its targets hold garbage, and whoever
+gives them to somebody is found out. Nobody may write to what it reads or fills, nor hand it to anybody.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuzz.model.mismatch import expect, require
+from fuzz.model.packing import unpack_pages, unpack_tokens
+from fuzz.simulator.contents import Arena, Paths, Scope
+from radixkv import commands
+from radixkv.allocator.page_states import State
+from radixkv.config import Config
+from radixkv.engine.engine import Engine
+from radixkv.engine.invariants import check
+from radixkv.engine.sequence import Sequence
+from radixkv.tree.node import Node, Root
+
+FAR = 1e9
+"""A deadline that never comes."""
+
+
+@dataclass
+class Running:
+    """A copy that runs: what its sources hold."""
+
+    copy: commands.Copy
+    sources: list[int]
+    targets: list[int]
+    rows: NDArray[np.int64]
+
+    def device_pages(self) -> set[int]:
+        return set(self.sources if self.copy.to_host else self.targets)
+
+
+class Tiered:
+    """``do`` carries one command out and looks at everything. Time stands still unless told otherwise."""
+
+    def __init__(self, config: Config) -> None:
+        """With one pool."""
+        self.config = config
+        (pool,) = config.pools
+        self.real = Engine(config, "boot", "cache")
+        self.pool = self.real.pools[pool.name]
+        self.now = 100.0
+        self.running_s = 0.0
+        self.events: Counter[str] = Counter()
+        self.running: dict[int, Running] = {}
+        """Copies by number, in the order of their beginning."""
+        self.granted: dict[tuple[int, int], commands.Reply] = {}
+        """Late answers, by session and request."""
+        self.paths = Paths()
+        self.device = Arena(pool.pages, pool.spec.page_size)
+        self.host = Arena(pool.host_pages + pool.host_staging_pages, pool.spec.page_size)
+        self._garbage = 0
+        self._next_request: dict[int, int] = {}
+        self._next_session = 0
+
+    # -- commands -----------------------------------------------------------------------------------------------
+
+    def do(self, command: commands.Command) -> commands.Outcome:
+        """One command at the present time. Raises Mismatch or BrokenInvariant."""
+        self._compute(command)
+        if isinstance(command, commands.CopyDone):
+            self._end(command)
+        untouchable = {page for one in self.running.values() for page in one.device_pages()}
+        outcome = self.real.step(command, self.now)
+        for write in outcome.writes:
+            if isinstance(write, commands.Assign | commands.Publish | commands.Retire | commands.Own):
+                touched = untouchable.intersection(unpack_pages(write.pages))
+                require("I11", not touched, f"{type(write).__name__} of pages {touched} of a copy that runs")
+        for effect in outcome.effects:
+            self._begin(effect)
+        for reply in [outcome.reply, *(late.reply for late in outcome.granted)]:
+            self.device.copy_rows(_rows_to_copy(reply), "a worker")
+        for late in outcome.granted:
+            self.granted[late.session, late.request] = late.reply
+            self.events["granted"] += isinstance(late.reply, commands.Reserved)
+        check(self.real)
+        self.check()
+        return outcome
+
+    def finish(self, copy: int | None = None, ok: bool = True) -> commands.Outcome:
+        """A copy (the oldest, if none is named) has ended."""
+        return self.do(commands.CopyDone(next(iter(self.running)) if copy is None else copy, ok))
+
+    def finish_all(self) -> None:
+        """And all that follow from them."""
+        while self.running:
+            self.finish()
+
+    def open(self) -> int:
+        self._next_session += 1
+        self.do(commands.OpenSession(self._next_session, self._next_session.to_bytes(16, "little"), "worker"))
+        return self._next_session
+
+    def ask(self, session: int, body: commands.Body, deadline: float = FAR) -> commands.Reply | None:
+        """A new request of a session, under its next id."""
+        return self.do(self.request(session, body, deadline)).reply
+
+    def request(self, session: int, body: commands.Body, deadline: float = FAR) -> commands.Request:
+        self._next_request[session] = self._next_request.get(session, 0) + 1
+        return commands.Request(session, 1, self._next_request[session], deadline, body)
+
+    def late(self, session: int) -> Any:
+        """What a session's last request has been answered with, later; None: nothing yet."""
+        return self.granted.get((session, self._next_request[session]))
+
+    def tick(self, seconds: float) -> commands.Outcome:
+        self.now += seconds
+        self.running_s += seconds
+        return self.do(commands.Tick(self.running_s))
+
+    # -- what is written ----------------------------------------------------------------------------------------
+
+    def scribble(self, page: int, first_row: int = 0) -> None:
+        """Somebody writes anything where he may."""
+        self._garbage -= 1
+        self.device.rows[page, first_row:] = self._garbage
+
+    def sequences(self, session: int) -> dict[int, Sequence]:
+        """Of a session, as the engine knows them."""
+        return next((one.sequences for one in self.real.sessions.all() if one.id == session), {})
+
+    def _compute(self, command: commands.Command) -> None:
+        """What a step commits has been written before, but for what is there already."""
+        if not isinstance(command, commands.Request) or not isinstance(command.body, commands.Step):
+            return
+        own = self.sequences(command.session)
+        items = [(item.seq, item.n) for item in command.body.commit]
+        items += [(item.seq, item.commit) for item in command.body.free]
+        for identity, n in items:
+            if (seq := own.get(identity)) is not None:
+                self._write(seq, min(n, seq.length))
+
+    def _write(self, seq: Sequence, n: int) -> None:
+        size, paths = self.pool.page_size, self._paths(seq)
+        for at in range(max(seq.committed, seq.published * size), n):
+            self.device.rows[seq.pages[at // size], at % size] = paths[at]
+
+    def _paths(self, seq: Sequence) -> list[int]:
+        return self.paths.of(_scope(seq.root), unpack_tokens(bytes(seq.tokens)))
+
+    # -- copies between the tiers ---------------------------------------------------------------------------------
+
+    def _arenas(self, copy: commands.Copy) -> tuple[Arena, Arena]:
+        return (self.device, self.host) if copy.to_host else (self.host, self.device)
+
+    def _begin(self, copy: commands.Copy) -> None:
+        """Whatever its targets held is gone."""
+        sources, targets = unpack_pages(copy.sources), unpack_pages(copy.targets)
+        require("I11", len(sources) == len(targets) > 0, f"{copy} copies {len(sources)} to {len(targets)} pages")
+        for one in self.running.values():
+            require("I11", copy.copy != one.copy.copy, f"two copies are number {copy.copy}")
+            _apart(copy.to_host == one.copy.to_host, (sources, targets), one)
+        require("I11", len(set(targets)) == len(targets), f"{copy} fills a page twice")
+        source, target = self._arenas(copy)
+        self.running[copy.copy] = Running(copy, sources, targets, source.rows[sources].copy())
+        self._garbage -= 1
+        target.rows[targets] = self._garbage
+        self.events["save" if copy.to_host else "load"] += 1
+
+    def _end(self, done: commands.CopyDone) -> None:
+        one = self.running.pop(done.copy, None)
+        if one is None:
+            self.events["unknown"] += 1
+            return
+        source, target = self._arenas(one.copy)
+        same = bool((source.rows[one.sources] == one.rows).all())
+        require("I11", same, f"somebody wrote to pages {one.sources} while they were copied")
+        if done.ok:
+            target.rows[one.targets] = one.rows
+        self.events["copied" if done.ok else "failed"] += 1
+
+    # -- what must be there ---------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """All that could be served, and all that somebody holds, is what its tokens say."""
+        known = self.pool.host.copies if self.pool.host else ()
+        expect("I11", "running copies", sorted(known), sorted(self.running))
+        for seq in self.real.live_sequences():
+            wrong = self.device.wrong(np.array(seq.pages), self._paths(seq)[: seq.committed])
+            require("I4", not wrong, f"sequence {seq.id}: {wrong}")
+        for node, path in self._nodes():
+            rows = self.paths.of(_scope(path[0]), unpack_tokens(b"".join(bytes(part.tokens) for part in path[1:])))
+            self._holds(self.device, bytes(node.pages), rows, "device")
+            self._holds(self.host, bytes(node.host), rows, "host")
+
+    def _nodes(self) -> Iterator[tuple[Node, list[Node]]]:
+        """All runs below present roots, each with its path from the root."""
+        stack: list[list[Node]] = [[space.root] for space in self.pool.namespaces.all()]
+        while stack:
+            path = stack.pop()
+            if len(path) > 1:
+                yield path[-1], path
+            stack += [[*path, child] for child in (path[-1].children or {}).values()]
+
+    @staticmethod
+    def _holds(arena: Arena, packed: bytes, rows: list[int], tier: str) -> None:
+        if packed:
+            pages = array("i", packed)
+            found = arena.rows[pages].ravel().tolist()
+            require("I5", found == rows[-len(found) :], f"cached {tier} pages {pages.tolist()} hold something else")
+
+    def quarantined(self) -> list[int]:
+        """Pages that processes of ended sessions may still write to."""
+        return [page for page, state in enumerate(self.pool.pages.states) if state == State.QUARANTINED]
+
+
+def _apart(same_way: bool, pages: tuple[list[int], list[int]], one: Running) -> None:
+    """Two copies never touch one page, but that a host page that is full may be read by both."""
+    here, there = set(pages[1]), set(one.targets)
+    if same_way:
+        require("I11", not here & there, f"pages {here & there} are filled by two copies")
+    else:
+        crossed = (set(pages[0]) & there) | (here & set(one.sources))
+        require("I11", not crossed, f"pages {crossed} are read by one copy and filled by another")
+
+
+def _rows_to_copy(reply: object) -> Iterator[commands.CopyRow]:
+    if isinstance(reply, commands.Stepped):
+        for item in [*reply.truncate, *reply.share]:
+            if not isinstance(item, commands.Failure):
+                yield from item.copy_rows
+    elif isinstance(reply, commands.Reserved | commands.Adopted):
+        yield from reply.copy_rows
+
+
+def _scope(root: Node) -> Scope:
+    assert isinstance(root, Root)
+    return "a", root.chain_seed, root.epoch
