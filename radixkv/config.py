@@ -206,6 +206,11 @@ class PoolConfig:
         return (self.host_pages + self.host_staging_pages) * self.spec.page_bytes if self.host_pages else 0
 
     @property
+    def host_ranks(self) -> int:
+        """How many host arenas there are."""
+        return self.ranks if self.host_pages else 0
+
+    @property
     def total_bytes(self) -> int:
         """Of all ranks' arenas, of both tiers."""
         return self.ranks * (self.arena_bytes + self.host_arena_bytes)

@@ -4,8 +4,8 @@
 
     poll ── ROUTER ──> one request: decode, engine.step, descriptor writes, reply
       │
-      └──── epoll ───> no request waits (or 64 have been served): attach connections, pidfds, signals, whose meaning
-                       goes to the engine as commands; tick, if one is due
+      └──── epoll ───> no request waits (or 64 have been served): attach connections, pidfds, signals, copies that
+                       have ended, whose meaning goes to the engine as commands; tick, if one is due
 
 Waiting happens in one place, ``zmq_poll`` over the socket and the epoll; nothing else in the process blocks. An
 unexpected exception is a bug: the last commands go to stderr, the tables are marked, the process ends with 70.
@@ -143,6 +143,10 @@ class Daemon:
         self.boot_id, self.cache_id = self._engine.boot_id, self._engine.cache_id
         self.members = Members(parts.listener, self._epoll, self, config.limits.sessions, self._store)
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
+        self._copier = parts.copier
+        self._copier_fd = -1 if parts.copier is None else parts.copier.fileno()
+        if parts.copier is not None:
+            self._epoll.register(self._copier_fd, select.EPOLLIN)
         self._recent: deque[tuple[float, Command | _Outline]] = deque(maxlen=_RECENT_COMMANDS)
         self._recounts = paranoid or sum(pool.pages for pool in config.pools) <= CHECK_PAGES_MAX
         self._now = self._started = self._ticked = time.monotonic()
@@ -218,6 +222,8 @@ class Daemon:
         self._ticked = self._now
         if self._step(Tick(self._running.seconds)).writes:
             self._stir()
+        if self._copier is not None:
+            self._copier.kill_if_stuck(self._now)
         if self._now >= self._round_at:
             self._make_round()
 
@@ -246,6 +252,8 @@ class Daemon:
             return
         deadline = engine.next_deadline()
         due = min(self._round_at, self._drain_ends, _NEVER if deadline is None else deadline)
+        if self._copier is not None:
+            due = min(due, self._copier.stuck_at)
         if len(engine.sessions):
             due = min(due, self._ticked + (self._tick_s if engine.queued else self._idle_tick_s))
         if engine.window_open:
@@ -273,7 +281,7 @@ class Daemon:
             self._router.send(route, request.id, reply)
         kind = type(request.body)
         pending = reply is None or kind not in _LEAVE_NOTHING_PENDING or (kind is Step and self._engine.has_work())
-        if outcome.granted or outcome.ended:
+        if outcome.granted or outcome.ended or outcome.effects:
             self._deliver(outcome)
             pending = True
         if pending:
@@ -302,9 +310,11 @@ class Daemon:
         return outcome
 
     def _deliver(self, outcome: Outcome) -> None:
-        assert not outcome.effects  # there is no second tier to copy to
         for granted in outcome.granted:
             self._router.grant(granted)
+        if self._copier is not None:
+            for copy in outcome.effects:
+                self._copier.submit(copy)
         for session in outcome.ended:
             self._log.warning("session revoked: it was silent beyond its lease and others are short", session=session)
             self.members.ended(session, mapped=self._engine.awaits_mapping_gone(session))
@@ -316,6 +326,8 @@ class Daemon:
             **snapshot["counters"],
             "malformed_requests": self._router.malformed,
             "dropped_replies": self._router.dropped_replies,
+            "copies_timed_out": self._copier.timed_out if self._copier else 0,
+            "copier_deaths": self._copier.deaths if self._copier else 0,
         }
         return Statistics(
             {
@@ -376,11 +388,23 @@ class Daemon:
     # -- signals and the end --------------------------------------------------------------------------------------
 
     def _serve_fd(self, fd: int) -> None:
-        if fd != self._signals.fileno():
+        if fd == self._copier_fd:
+            self._take_copies()
+        elif fd != self._signals.fileno():
             self.members.handle(fd, self._now)
-            return
-        for number in take_signals(self._signals):
-            self._stop_asked(number)
+        else:
+            for number in take_signals(self._signals):
+                self._stop_asked(number)
+
+    def _take_copies(self) -> None:
+        """The core hears of the copies that have ended, each by itself."""
+        assert self._copier is not None
+        deaths = self._copier.deaths
+        for done in self._copier.completions():
+            self._step(done)
+        if self._copier.deaths != deaths:
+            self._log.warning("the copier died: what it was copying has failed", deaths=self._copier.deaths)
+            self._look_ahead()
 
     def _stop_asked(self, number: signal.Signals) -> None:
         """The first signal drains, a second one ends at once."""

@@ -3,6 +3,7 @@
 ::
 
     endpoint   claimed and opened here, or its open sockets come from the store
+    copier     started if a pool has a host tier
     memory     stored and fitting ──> opened, locked, scanned (engine/recover.py)         warm
                --cold, tainted, or a first start that was killed ──> removed from the store, made anew    cold
                stored and of other sizes, or another version ──> refused (exit 2)
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 from radixkv.config import Config
 from radixkv.device import arena, manifest
+from radixkv.device.copier import ProcessCopier
 from radixkv.device.pool_memory import PoolMemory, geometry_of
 from radixkv.device.writer import apply_all
 from radixkv.engine.engine import Engine
@@ -45,7 +47,10 @@ class RecoveryFailed(Exception):
 
 
 class Parts(NamedTuple):
-    """What a daemon is put together from. ``stored``: what the store still holds of members."""
+    """What a daemon is put together from.
+
+    ``stored``: what the store still holds of members. ``copier``: None if no pool has a host tier.
+    """
 
     endpoint: Endpoint
     claim: Claim | None
@@ -57,6 +62,7 @@ class Parts(NamedTuple):
     listener: Listener
     epoll: select.epoll
     signals: socket.socket
+    copier: ProcessCopier | None = None
 
     def leave(self) -> None:
         """The next daemon goes on at the same endpoint: its files stay, as the store's sockets do."""
@@ -80,10 +86,12 @@ def start(stack: ExitStack, config: Config, cold: bool, log: Any) -> Parts:
     endpoint = resolve(config.server.endpoint)
     claim, router_door, attach_door = starter.open_doors(endpoint)
     pools, engine = starter.open_memory(cold)
+    copier = starter.start_copier(pools)
     router = Router(endpoint, config.limits, router_door)
     stack.callback(router.close)
     epoll = stack.enter_context(select.epoll())
-    return Parts(endpoint, claim, store, stored, pools, engine, router, Listener(attach_door), epoll, signals)
+    listener = Listener(attach_door)
+    return Parts(endpoint, claim, store, stored, pools, engine, router, listener, epoll, signals, copier)
 
 
 _Doors = tuple[Claim | None, socket.socket, socket.socket]
@@ -99,6 +107,7 @@ class _Starter:
         self._store = store
         self._stored = stored
         self._log = log
+        self._locks: list[int] = []
         sessions = config.limits.sessions
         if store is not None and sessions > SESSIONS_MAX:
             raise ConfigError(
@@ -208,6 +217,8 @@ class _Starter:
         for place, memory in enumerate(pools.values()):
             for rank, fd in enumerate(memory.arena_fds):
                 store.keep(f"arena-{place}-{rank}", fd)
+            for rank, fd in enumerate(memory.host_fds):
+                store.keep(f"host-{place}-{rank}", fd)
             store.keep(f"table-{place}", memory.table.fd)
         fd = manifest.write(manifest.describe(self._config.pools, self._config.limits.sessions))
         store.keep(MANIFEST, fd)
@@ -215,7 +226,8 @@ class _Starter:
 
     def _lock(self, memory: PoolMemory) -> None:
         self._stack.callback(memory.close)
-        self._stack.callback(os.close, arena.lock(memory.table.fd, LOCK_PATIENCE_S))
+        self._locks.append(arena.lock(memory.table.fd, LOCK_PATIENCE_S))
+        self._stack.callback(os.close, self._locks[-1])
 
     def _stored_pools(self) -> dict[str, PoolMemory]:
         """The memory in the store; none if nobody has used it yet, or its daemon found a bug in itself.
@@ -238,9 +250,10 @@ class _Starter:
             # The first of them is written first, so they stay in this order, whatever the configuration's is by now.
             for place, name in enumerate(found["order"]):
                 pool = configured[name]
-                arenas = [stored[f"arena-{place}-{rank}"][0] for rank in range(pool.ranks)]
+                arenas = tuple(os.dup(stored[f"arena-{place}-{rank}"][0]) for rank in range(pool.ranks))
+                hosts = tuple(os.dup(stored[f"host-{place}-{rank}"][0]) for rank in range(pool.host_ranks))
                 table = os.dup(stored[f"table-{place}"][0])
-                pools[name] = PoolMemory.reopen(pool, tuple(map(os.dup, arenas)), table)
+                pools[name] = PoolMemory.reopen(pool, arenas, hosts, table)
                 self._lock(pools[name])
         except VersionMismatch as error:
             raise ConfigError(f"{error}; begin with empty pools by --cold") from error
@@ -251,6 +264,15 @@ class _Starter:
             for fd in stored.pop(name):
                 os.close(fd)
         return pools
+
+    def start_copier(self, pools: Mapping[str, PoolMemory]) -> ProcessCopier | None:
+        """It holds the locks too: the next daemon has the memory only when nothing of this one writes to it."""
+        tiers = {name: memory.tiers for name, memory in pools.items() if memory.host_fds}
+        if not tiers:
+            return None
+        copier = ProcessCopier(tiers, self._locks)
+        self._stack.callback(copier.close)
+        return copier
 
     def _drop_half_joined(self) -> None:
         """Ranks that do not know that they had joined: the session goes on without them, and they will ask again."""

@@ -6,7 +6,8 @@
              completions <──── ends, in order ──┘
     it dies  reaped ──> all that it had not ended has failed ──> the next one, after a pause if it dies again and again
 
-The daemon's single thread never copies a byte and never waits. A copy is over when ``completions`` says so, not before:
+The daemon's single thread never copies a byte and never waits. A process that takes far too long for a copy is killed
+(``kill_if_stuck``). A copy is over when ``completions`` says so, not before:
 until then its process may write to the targets. That goes on beyond the daemon's own death, for as long as it takes the
 kernel to end the process (PR_SET_PDEATHSIG); so it holds the daemon's lock on the memory too, and the next daemon gets
 that when both are gone.
@@ -14,6 +15,7 @@ that when both are gone.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import time
@@ -23,10 +25,13 @@ from typing import Protocol
 from radixkv.commands import Copy, CopyDone
 from radixkv.device.copier_process import PoolTiers, Process
 from radixkv.device.copying import ASK, NO_POOL
+from radixkv.types import PAGE_ID_BYTES
 
 YOUNG_S = 5.0
 """A process that dies within this time has crashed; after a second crash in a row the next one has to wait."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
+STUCK_S, SLOWEST_BYTES_PER_S = 5.0, 100e6
+"""A copy may take so long, and besides as long as its bytes take at this speed, from when it is its turn."""
 
 
 class Copier(Protocol):
@@ -75,6 +80,8 @@ class ProcessCopier:
         self._pause_until = 0.0
         self.deaths = 0
         """Of processes, so far."""
+        self.timed_out = 0
+        """Copies, so far, that took far too long."""
         self._start()
 
     @property
@@ -94,7 +101,7 @@ class ProcessCopier:
             os.eventfd_write(self._bell, 1)
             return
         head = ASK.pack(self._pools.get(copy.pool, NO_POOL), len(copy.sources), len(copy.targets))
-        self._process.lanes[copy.to_host].ask(copy.copy, head + copy.sources + copy.targets)
+        self._process.lanes[copy.to_host].ask(copy.copy, head + copy.sources + copy.targets, self._limit_s(copy))
 
     def completions(self) -> list[CopyDone]:
         ended, self._refused = self._refused, []
@@ -106,9 +113,26 @@ class ProcessCopier:
         dead = process.reap()  # first: whatever it said before it died is read below
         ended += process.take_ends()
         if dead:
-            ended += [CopyDone(copy, ok=False) for lane in process.lanes for copy in lane.asked]
+            ended += [CopyDone(copy, ok=False) for lane in process.lanes for copy, _ in lane.asked]
             self._bury(process)
         return ended
+
+    @property
+    def stuck_at(self) -> float:
+        """When the process is to be taken for stuck if nothing ends before (monotonic seconds; inf: nothing runs)."""
+        return self._process.stuck_at if self._process else math.inf
+
+    def kill_if_stuck(self, now: float) -> None:
+        """Kill a process that is. What it was asked for has failed when ``completions`` says so."""
+        if now >= self.stuck_at:
+            assert self._process is not None
+            self.timed_out += sum(now >= lane.stuck_at for lane in self._process.lanes)
+            self._process.kill()
+
+    def _limit_s(self, copy: Copy) -> float:
+        tiers = self._tiers[self._pools.get(copy.pool, 0)]
+        size = len(copy.sources) // PAGE_ID_BYTES * tiers.page_bytes * len(tiers.device_fds)
+        return STUCK_S + size / SLOWEST_BYTES_PER_S
 
     def close(self) -> None:
         if self._process is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import socket
@@ -52,6 +53,7 @@ class Process:
             self.lanes = [Lane(ours, epoll) for ours, _ in pairs]
             self._undo = undo.pop_all()
         self._started = time.monotonic()
+        self._killed = False
 
     @property
     def pid(self) -> int:
@@ -60,6 +62,15 @@ class Process:
     @property
     def lived_s(self) -> float:
         return time.monotonic() - self._started
+
+    @property
+    def stuck_at(self) -> float:
+        return math.inf if self._killed else min(lane.stuck_at for lane in self.lanes)
+
+    def kill(self) -> None:
+        """It is still to be reaped."""
+        self._killed = True
+        self._popen.kill()
 
     def reap(self) -> bool:
         """Whether it is gone, and nothing of it left."""
@@ -72,7 +83,7 @@ class Process:
             lane.flush()
             ended += lane.take_ends()
         if any(lane.closed for lane in self.lanes):
-            self._popen.kill()
+            self.kill()
         return ended
 
     def close(self) -> None:
@@ -103,8 +114,10 @@ class Lane:
     """The daemon's end of one direction: frames leave in order, ends come back in the same order."""
 
     def __init__(self, ours: socket.socket, epoll: select.epoll) -> None:
-        self.asked: deque[int] = deque()
-        """Copies that have not ended."""
+        self.asked: deque[tuple[int, float]] = deque()
+        """Copies that have not ended, and how many seconds each may take once it is its turn."""
+        self._turn = math.inf
+        """When the first of them had its turn."""
         self.closed = False
         """The other end is."""
         self._socket = ours
@@ -116,8 +129,14 @@ class Lane:
         ours.setblocking(False)
         epoll.register(ours, select.EPOLLIN)
 
-    def ask(self, copy: int, frame: bytes) -> None:
-        self.asked.append(copy)
+    @property
+    def stuck_at(self) -> float:
+        return self._turn + self.asked[0][1] if self.asked else math.inf
+
+    def ask(self, copy: int, frame: bytes, limit_s: float) -> None:
+        if not self.asked:
+            self._turn = time.monotonic()
+        self.asked.append((copy, limit_s))
         self._unsent.append(memoryview(frame))
         self.flush()
 
@@ -153,4 +172,6 @@ class Lane:
             self._got += got
         whole = bytes(self._got[: len(self._got) // END.size * END.size])
         del self._got[: len(whole)]
-        return [CopyDone(self.asked.popleft(), ok, seconds) for ok, seconds in END.iter_unpack(whole)]
+        if whole:
+            self._turn = time.monotonic()
+        return [CopyDone(self.asked.popleft()[0], ok, seconds) for ok, seconds in END.iter_unpack(whole)]

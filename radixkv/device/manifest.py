@@ -20,6 +20,8 @@ _FREE_TO_CHANGE = (
     "host_load_min_tokens",
 )  # fmt: skip
 """Rules of a pool that are not part of its memory."""
+_NEW_SINCE = {"host_pages": 0, "host_staging_pages": 0}
+"""Keys that an earlier version did not write, and what was true of its pools."""
 _BYTES_MAX = 2**20
 
 
@@ -63,6 +65,7 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterato
     for name in now.keys() - before.keys():
         yield f"pool {name!r} is new"
     for name in now.keys() & before.keys():
-        for key in sorted(before[name].keys() & now[name].keys()):
-            if before[name][key] != now[name][key]:
-                yield f"{key} of pool {name!r} was {before[name][key]!r} and is {now[name][key]!r}"
+        for key in sorted(now[name]):
+            was = before[name].get(key, _NEW_SINCE.get(key))
+            if was != now[name][key]:
+                yield f"{key} of pool {name!r} was {was!r} and is {now[name][key]!r}"

@@ -1,4 +1,4 @@
-"""The memory of one pool as the daemon holds it: an arena it never maps, and the descriptor table it writes."""
+"""The memory of one pool as the daemon holds it: arenas it never maps, and the descriptor table it writes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from radixkv.commands import PoolMap
 from radixkv.config import Layout, PoolConfig
 from radixkv.device import arena
+from radixkv.device.copier_process import PoolTiers
 from radixkv.device.descriptors import Geometry, TableReader
 from radixkv.device.writer import TableWriter
 
@@ -21,6 +22,7 @@ def geometry_of(pool: PoolConfig, cache_id: str, sessions: int) -> Geometry:
         page_size=pool.spec.page_size,
         namespaces=pool.namespaces,
         sessions=sessions,
+        host_pages=pool.host_pages and pool.host_pages + pool.host_staging_pages,
     )
 
 
@@ -30,6 +32,9 @@ class PoolMemory:
 
     arena_fds: tuple[int, ...]
     """One a rank."""
+    host_fds: tuple[int, ...]
+    """The arenas of the host tier, one a rank; none without it. Workers never get them."""
+    page_bytes: int
     table: TableWriter
     table_fd: int
     """The table once more, for readers: nobody can write through this one."""
@@ -39,23 +44,34 @@ class PoolMemory:
     def create(cls, pool: PoolConfig, cache_id: str, sessions: int) -> PoolMemory:
         """Reserve all of it. Errors: MemoryTooSmall."""
         with ExitStack() as undo:
-            arena_fds = []
-            for _ in range(pool.ranks):
-                arena_fds.append(arena.create("arena", pool.arena_bytes))
-                undo.callback(os.close, arena_fds[-1])
+
+            def create(name: str, size: int) -> int:
+                fd = arena.create(name, size)
+                undo.callback(os.close, fd)
+                return fd
+
+            arena_fds = tuple(create("arena", pool.arena_bytes) for _ in range(pool.ranks))
+            host_fds = tuple(create("host", pool.host_arena_bytes) for _ in range(pool.host_ranks))
             table = TableWriter(geometry_of(pool, cache_id, sessions))
             undo.pop_all()
-        return cls._of(pool, tuple(arena_fds), table)
+        return cls._of(pool, arena_fds, host_fds, table)
 
     @classmethod
-    def reopen(cls, pool: PoolConfig, arena_fds: tuple[int, ...], table_fd: int) -> PoolMemory:
+    def reopen(
+        cls, pool: PoolConfig, arena_fds: tuple[int, ...], host_fds: tuple[int, ...], table_fd: int
+    ) -> PoolMemory:
         """What an earlier daemon left behind, in the sizes of ``pool``. Takes the descriptors over.
 
         Errors: VersionMismatch.
         """
         with closing(TableReader(os.dup(table_fd))) as reader:
             geometry = reader.geometry
-        return cls._of(pool, arena_fds, TableWriter(geometry, table_fd))
+        return cls._of(pool, arena_fds, host_fds, TableWriter(geometry, table_fd))
+
+    @property
+    def tiers(self) -> PoolTiers:
+        """What the copier needs of a pool with a host tier."""
+        return PoolTiers(self.page_bytes, self.arena_fds, self.host_fds)
 
     def read(self) -> TableReader:
         """The table, to read all of it; to be closed."""
@@ -67,7 +83,9 @@ class PoolMemory:
             return table.tainted
 
     @classmethod
-    def _of(cls, pool: PoolConfig, arena_fds: tuple[int, ...], table: TableWriter) -> PoolMemory:
+    def _of(
+        cls, pool: PoolConfig, arena_fds: tuple[int, ...], host_fds: tuple[int, ...], table: TableWriter
+    ) -> PoolMemory:
         description = PoolMap(
             name=pool.name,
             pages=pool.pages,
@@ -77,10 +95,11 @@ class PoolMemory:
             layout=Layout.of(pool.spec).as_dict(),
             ranks=pool.ranks,
         )
-        return cls(arena_fds, table, arena.reopen_readonly(table.fd), description)
+        table_fd = arena.reopen_readonly(table.fd)
+        return cls(arena_fds, host_fds, pool.spec.page_bytes, table, table_fd, description)
 
     def close(self) -> None:
         self.table.close()
         os.close(self.table_fd)
-        for fd in self.arena_fds:
+        for fd in (*self.arena_fds, *self.host_fds):
             os.close(fd)

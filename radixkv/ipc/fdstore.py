@@ -13,6 +13,7 @@ What is stored::
 
     doors          listening sockets of the endpoint; the lock file too, if the daemon and not its keeper made them
     arena-I-R      pool I, arena of rank R all of these, and then
+    host-I-R       the same of its host tier, if it has one
     table-I        its descriptor table
     manifest       which pools they are; the last, so that with it everything is there
     member-S-R     of rank R of session S: pidfd and lifeline, in one datagram
