@@ -72,6 +72,11 @@ class Share(Struct, array_like=True, frozen=True):
 # -- commands of a worker -----------------------------------------------------------------------------------------
 
 
+COPY_WAIT_S = 5.0
+"""How long a reserve or a prefetch waits, at most, for copies between the tiers: besides the time that it may wait for
+pages, of which the worker has to know."""
+
+
 class Reserve(Struct, array_like=True, frozen=True, tag="reserve"):
     pool: Name
     seq: Natural
@@ -434,6 +439,8 @@ class PoolMap(Struct, array_like=True, frozen=True, tag="pool"):
     layout: dict[str, Any]
     ranks: int = 1
     """How many arenas like this one the pool has, one a rank."""
+    host_pages: int = 0
+    """How many pages its host tier holds; 0: it has none, and nobody waits for copies."""
 
 
 AttachReply = Welcome | PoolMap | Failure

@@ -69,6 +69,7 @@ class Mapped:
         self.scopes = store.scopes
         self.spec = KVSpec(**pool.spec)
         self.pages = pool.pages
+        self.host_pages = pool.host_pages
 
     def generations(self, pages: Pages) -> Any:
         return self._table.generations(pages)

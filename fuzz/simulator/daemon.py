@@ -255,6 +255,7 @@ class Daemon:
             table_bytes=0,
             spec={"layers": 1, "kv_heads": 1, "head_dim": 1, "dtype": "float32", "page_size": size},
             layout=Layout.of(pool.spec).as_dict(),
+            host_pages=pool.host_pages,
         )
 
     # -- the ends of workers --------------------------------------------------------------------------------------

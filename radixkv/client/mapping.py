@@ -45,6 +45,7 @@ class PoolMemory:
         self.name = pool.name
         self.pages = pool.pages
         self.ranks = pool.ranks
+        self.host_pages = pool.host_pages
         self.spec = KVSpec(**pool.spec)
         self.layout = Layout.from_dict(pool.layout)
         self._rows = self._row_view()

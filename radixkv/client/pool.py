@@ -8,6 +8,7 @@ from weakref import WeakSet
 from radixkv.client.core import Core
 from radixkv.client.sequence import Grant, SequenceState
 from radixkv.client.session import Memory, Session
+from radixkv.commands import COPY_WAIT_S
 from radixkv.config import KVSpec
 from radixkv.errors import Unavailable
 
@@ -40,6 +41,11 @@ class PoolState:
     def page_size(self) -> int:
         """Tokens a page."""
         return self.memory.spec.page_size
+
+    @property
+    def copy_wait_s(self) -> float:
+        """How much longer an answer may take because pages are copied first."""
+        return COPY_WAIT_S if self.memory.host_pages else 0.0
 
     def rows_copied(self, seq: SequenceState) -> None:
         with self._lock:

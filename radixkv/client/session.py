@@ -37,6 +37,9 @@ class Memory(Protocol):
     @property
     def pages(self) -> int: ...
 
+    @property
+    def host_pages(self) -> int: ...
+
     def generations(self, pages: Pages) -> NDArray[Any]:
         """How often each of these pages has been assigned so far."""
         ...

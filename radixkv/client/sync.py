@@ -124,6 +124,11 @@ class Pool(PoolState):
         return self.memory.pages
 
     @property
+    def host_pages(self) -> int:
+        """How many pages the host tier holds; 0: there is none. They are not mapped: what is hit is loaded first."""
+        return self.memory.host_pages
+
+    @property
     def ranks(self) -> int:
         """How many processes hold the pool together; ``keys`` and ``values`` are this one's, rank 0's."""
         return self._mapped().ranks
@@ -157,7 +162,8 @@ class Pool(PoolState):
     ) -> Sequence:
         """A sequence for these tokens: cached prefix pages, then private pages with room for ``headroom_tokens`` more.
 
-        timeout: seconds to queue for pages; None or 0: OutOfPages at once.
+        timeout: seconds to queue for pages; None or 0: OutOfPages at once. Copies from and to a host tier are waited
+        for besides, up to 5 s: then what is in the host tier is computed again.
         last_page: how the last page of a fully cached prompt is given: "copy", "keep" or "drop".
         copy: False leaves copy_rows to the caller, as is always so on CUDA pools.
         Errors: OutOfPages, BadRequest, LimitExceeded, Draining, Timeout, Unavailable.
@@ -179,6 +185,18 @@ class Pool(PoolState):
         prompts = [pack(prompt) for prompt in tokens] if many else [pack(tokens)]
         found = self.link.run(verbs.lookup(self, _namespace(namespace), prompts))
         return found if many else found[0]
+
+    def prefetch(
+        self, tokens: Tokens, *, namespace: Namespace = _NO_NAMESPACE, timeout: float | None = None
+    ) -> verbs.Found:
+        """Bring to the device what the host tier has of a prompt. Returns, when it is there, what ``lookup`` would say.
+
+        Holds nothing: what is not used soon may leave again. ``host_tokens`` is what could not be brought.
+        timeout: seconds until Timeout (the copies go on all the same); None: the client's, and 5 s for copies.
+        Errors: OutOfPages, BadRequest, LimitExceeded, Timeout, Unavailable.
+        """
+        limit = None if timeout is None else verbs.seconds("timeout", timeout)
+        return self.link.run(verbs.prefetch(self.core, self, _namespace(namespace), pack(tokens), limit))
 
     def step(  # noqa: PLR0913 - the public contract
         self,
@@ -232,6 +250,13 @@ class Sequence(SequenceState):
     __slots__ = ()
 
     pool: Pool
+
+    @property
+    def loading(self) -> tuple[int, ...]:
+        """Entries of the page table that are still being loaded from the host tier: none. Whoever is given pages waits
+        until all are there.
+        """
+        return ()
 
     def commit(self, n_tokens: int, after: Event | None = None) -> None:
         """KV of the first n tokens is written and complete: full pages become visible to others.

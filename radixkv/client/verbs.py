@@ -42,6 +42,7 @@ from radixkv.commands import (
     Invalidated,
     LookedUp,
     Lookup,
+    Prefetch,
     Reply,
     Reserve,
     Reserved,
@@ -106,7 +107,7 @@ def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
             copy=want.copy,
         )
 
-    return (yield from _obtain(pool, identity, _Obtain(body, grant), want.wait_s))
+    return (yield from _obtain(pool, identity, _Obtain(body, grant), want.wait_s + pool.copy_wait_s))
 
 
 def adopt(core: Core, pool: PoolState, ticket: Any, copy: bool) -> Verb[SequenceState]:
@@ -200,6 +201,12 @@ def lookup(pool: PoolState, namespace: Namespace, prompts: Sequence[bytes]) -> V
     return [Found(*tokens) for tokens in zip(got.device_tokens, got.host_tokens, strict=True)]
 
 
+def prefetch(core: Core, pool: PoolState, namespace: Namespace, tokens: bytes, timeout: float | None) -> Verb[Found]:
+    wait_s = pool.copy_wait_s if timeout is None else timeout - core.timeout
+    got = expect((yield from _ask_anyone(Prefetch(pool.name, namespace.canonical, tokens), wait_s)), LookedUp)
+    return Found(got.device_tokens[0], got.host_tokens[0])
+
+
 def invalidate(pool: PoolState, namespace: Namespace) -> Verb[int]:
     return expect((yield from _ask_anyone(Invalidate(pool.name, namespace.canonical))), Invalidated).epoch
 
@@ -212,12 +219,12 @@ def stats() -> Verb[Snapshot]:
     return Snapshot(expect((yield from _ask_anyone(Stats())), Statistics).snapshot)
 
 
-def _ask_anyone(body: Body) -> Verb[Reply]:
-    """Ask whichever daemon there is."""
+def _ask_anyone(body: Body, wait_s: float = 0.0) -> Verb[Reply]:
+    """Ask whichever daemon there is. ``wait_s``: how much longer than the client's timeout the reply may take."""
     for _ in range(SESSIONS_TRIED):
         session: Session = yield NeedSession()
         try:
-            (reply,) = yield from persist(Ask(session, [body]))
+            (reply,) = yield from persist(Ask(session, [body], wait_s))
         except (Unavailable, SessionLost):
             if not session.over:
                 raise

@@ -94,6 +94,7 @@ class PoolMemory:
             spec=asdict(pool.spec),
             layout=Layout.of(pool.spec).as_dict(),
             ranks=pool.ranks,
+            host_pages=pool.host_pages,
         )
         table_fd = arena.reopen_readonly(table.fd)
         return cls(arena_fds, host_fds, pool.spec.page_bytes, table, table_fd, description)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 from radixkv.allocator.page_states import ABANDON, CACHED, FREE, LOADED, LOADING, SAVE, SAVED, SAVING
-from radixkv.commands import Copy, CopyDone, Publish, Retire, Stamp
+from radixkv.commands import COPY_WAIT_S, Copy, CopyDone, Publish, Retire, Stamp
 from radixkv.engine.host import Copying, CopyRun, HostTier
 from radixkv.engine.pool import LAST_ID, Pool
 from radixkv.evictor.tiering import worth_loading
@@ -25,7 +25,7 @@ from radixkv.tree.node import Node, Root
 from radixkv.tree.walk import Match
 
 ROUNDS = 8
-PATIENCE_S = 5.0
+PATIENCE_S = COPY_WAIT_S
 _NEW = 0.3
 """What the latest load counts for in the measured speed."""
 REST_S = 1.0

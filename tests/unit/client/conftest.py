@@ -30,6 +30,7 @@ class TwoArrays:
 
     spec = SPEC
     pages = PAGES
+    host_pages = 0
 
     def __init__(self, copies: bool = True) -> None:
         self.counts = np.zeros(PAGES, np.uint64)

@@ -49,7 +49,7 @@ class Memory:
 
     def __init__(self, tables: Tables, spec: KVSpec) -> None:
         self._table = TableReader(os.dup(tables.writers["p"].fd))
-        self.spec, self.pages = spec, PAGES
+        self.spec, self.pages, self.host_pages = spec, PAGES, 0
         self.rows = np.full((PAGES, PAGE), -1, np.int64)
 
     def generations(self, pages: Any) -> Any:

@@ -12,12 +12,14 @@ from radixkv.client.batch import ShareItem
 from radixkv.client.namespace import Namespace
 from radixkv.client.verbs import Want
 from radixkv.commands import (
+    COPY_WAIT_S,
     Cancel,
     Commit,
     Done,
     Failure,
     Free,
     LookedUp,
+    Prefetch,
     Reserve,
     Reserved,
     Shared,
@@ -78,6 +80,30 @@ def test_a_waiting_reserve_is_cancelled_too(desk: Any, good: Any) -> None:
     desk.answer = good
     desk.ship()
     assert desk.bodies == [Cancel(request.id), Step(free=[Free(request.body.seq)])]
+
+
+def test_copies_have_their_time_besides(desk: Any, good: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reserve in a pool with a host tier is not given up while the daemon still copies for it."""
+    monkeypatch.setattr(desk.pool.current, "host_pages", 8, raising=False)
+    desk.answer = good
+    desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    desk.run(verbs.reserve(desk.core, desk.pool, want(wait_s=10.0)))
+    assert [request.deadline - desk.now for request in desk.seen] == [5.0 + COPY_WAIT_S, 15.0 + COPY_WAIT_S]
+    assert [request.body.wait_s for request in desk.seen] == [0.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("host_pages", "timeout", "limit"), [(0, None, 5.0), (8, None, 5.0 + COPY_WAIT_S), (8, 2.0, 2.0)]
+)
+def test_prefetch(
+    desk: Any, monkeypatch: pytest.MonkeyPatch, host_pages: int, timeout: float | None, limit: float
+) -> None:
+    monkeypatch.setattr(desk.pool.current, "host_pages", host_pages, raising=False)
+    desk.answer = lambda request: LookedUp([4], [8])
+    found = desk.run(verbs.prefetch(desk.core, desk.pool, Namespace("m"), TOKENS, timeout))
+    assert (found.device_tokens, found.host_tokens) == (4, 8)
+    assert desk.seen[0].deadline == desk.now + limit
+    assert desk.bodies == [Prefetch("p", Namespace("m").canonical, TOKENS)]
 
 
 def test_an_interrupted_reserve_is_freed_only_when_it_cannot_be_executed_any_more(desk: Any, good: Any) -> None:
