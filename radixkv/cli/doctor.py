@@ -11,7 +11,7 @@ from radixkv.cli.checks import kernel, limits, memory, packages, sockets
 from radixkv.cli.checks.check import Check, fail, ok
 from radixkv.cli.flags import EndpointFlag, JsonFlag, LimitFlags, PoolFlags, ServerFlags
 from radixkv.cli.serve import configuration
-from radixkv.config import Config
+from radixkv.config import Config, PoolConfig
 from radixkv.device.arena import available_bytes
 from radixkv.errors import ConfigError
 from radixkv.ipc import endpoint as endpoints
@@ -68,7 +68,11 @@ def _ask(where: endpoints.Endpoint) -> dict[str, object] | radixkv.RadixKVError:
 
 
 def _pools(config: Config) -> str:
-    return ", ".join(f"pool {pool.name} of {pool.pages:,} pages" for pool in config.pools)
+    return ", ".join(f"pool {pool.name} of {pool.pages:,} pages{_host_tier(pool)}" for pool in config.pools)
+
+
+def _host_tier(pool: PoolConfig) -> str:
+    return f" and {pool.host_pages:,} in its host tier" if pool.host_pages else ""
 
 
 def as_lines(checks: list[Check]) -> str:

@@ -27,6 +27,14 @@ def tables() -> dict[str, dict[int, dict[str, str]]]:
     return found
 
 
+def two_tiers() -> list[tuple[str, list[int], str]]:
+    """(trace, [device blocks, host blocks, device hits, host hits], hit rate), as the page says."""
+    found = re.findall(
+        r"^\| (\w+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d.]+) % \|$", PAGE, re.MULTILINE
+    )
+    return [(row[0], [int(cell.replace(",", "")) for cell in row[1:5]], row[5]) for row in found]
+
+
 def test_every_policy_is_explained() -> None:
     for policy in POLICIES:
         assert re.search(rf"^\| `{policy}`", PAGE, re.MULTILINE)
@@ -55,3 +63,13 @@ def test_the_figures_are_the_real_ones(name: str) -> None:
         hits = {policy: replay(trace, Memory(blocks, policy=policy)).device_hits for policy in POLICIES}
         hits[BOUND] = belady_hits(trace, blocks)
         assert row == {policy: f"{100 * found / trace.blocks:.2f}" for policy, found in hits.items()}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="no traces: $RADIXKV_REFERENCE_DIR is not set")
+def test_the_figures_of_two_tiers_are_the_real_ones() -> None:
+    assert len(two_tiers()) == 3
+    for name, (device, host, *hits), rate in two_tiers():
+        report = replay(load(FOLDER / f"{name}.jsonl.gz"), Memory(device, host))
+        assert [report.device_hits, report.host_hits] == hits
+        assert f"{100 * report.hit_rate:.2f}" == rate
