@@ -29,13 +29,17 @@ class SessionImage(NamedTuple):
 
 
 class TableImage(NamedTuple):
-    """One pool's table. All arrays have one entry a page; they are copies, or a memory that nobody writes meanwhile.
+    """One pool's table. All arrays have one entry a place: ``pages`` of the device, behind those the host tier's.
+
+    They are copies, or a memory that nobody writes meanwhile.
 
     states: uint8, the numbers of ``allocator.page_states.State``; sound: bool, the record's check agrees;
-    generations, owners, stamps: uint64; namespaces, epochs: uint32; parents: int64 page ids (NO_PAGE: none);
-    parent_generations: uint64; chains, seeds: 16-byte hashes of the page and before it; tokens: page_size * 4 bytes.
+    generations, owners, stamps: uint64; namespaces, epochs: uint32; serials, parent_serials: uint64, of the content and
+    of what comes before it (0: nothing); chains, seeds: 16-byte hashes of the page and before it; tokens: page_size * 4
+    bytes.
     """
 
+    pages: int
     states: NDArray[Any]
     sound: NDArray[Any]
     generations: NDArray[Any]
@@ -43,8 +47,8 @@ class TableImage(NamedTuple):
     stamps: NDArray[Any]
     namespaces: NDArray[Any]
     epochs: NDArray[Any]
-    parents: NDArray[Any]
-    parent_generations: NDArray[Any]
+    serials: NDArray[Any]
+    parent_serials: NDArray[Any]
     chains: NDArray[Any]
     seeds: NDArray[Any]
     tokens: NDArray[Any]

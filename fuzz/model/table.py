@@ -30,8 +30,8 @@ class Record:
     stamp: int = 0
     tokens: bytes = b""
     parent: bytes = b""
-    parent_page: int = -1
-    parent_generation: int = 0
+    serial: int = 0
+    parent_serial: int = 0
     hash: bytes = b""
 
 
@@ -44,6 +44,8 @@ class TableMirror:
         """(pool, id) -> (epoch, canonical bytes)."""
         self.sessions: dict[int, tuple[int, int]] = {}
         """Slot -> (session, epoch)."""
+        self.serials = dict.fromkeys(pools, 0)
+        """Given last, by pool."""
 
     def write(self, write: commands.Write) -> None:
         """Store one write. Raises Mismatch if a page cannot go from where it is to what the write says."""
@@ -87,11 +89,12 @@ class TableMirror:
         each = len(write.tokens) // len(records)
         expect("I5", "hashes of a publish", len(write.hashes), HASH_BYTES * len(records))
         expect("I5", "tokens of a publish", len(write.tokens), each * len(records))
-        parent, parent_page = write.parent, write.parent_page
-        for index, (page, record) in enumerate(zip(unpack_pages(write.pages), records, strict=True)):
-            record.parent_page = parent_page
-            record.parent_generation = self.pages[write.pool][parent_page].generation if parent_page >= 0 else 0
-            parent_page = page
+        parent = write.parent
+        before = self.pages[write.pool][write.parent_page].serial if write.parent_page >= 0 else 0
+        for index, record in enumerate(records):
+            self.serials[write.pool] += 1
+            record.parent_serial = before
+            record.serial = before = self.serials[write.pool]
             record.tokens = write.tokens[index * each : (index + 1) * each]
             record.parent = parent
             record.hash = parent = write.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
@@ -134,15 +137,10 @@ class TableMirror:
         record, (namespace, epoch, tokens) = self.pages[pool.name][page], pool.key_of[page]
         expect("I5", f"tokens of page {page}", record.tokens, pack_tokens(tokens[-pool.page_size :]))
         above = pool.parent(page)
-        expect("I6", f"page before page {page}", record.parent_page, -1 if above is None else above)
+        before = 0 if above is None else self.pages[pool.name][above].serial
+        expect("I6", f"serial of the page before page {page}", record.parent_serial, before)
         if above is not None:
             expect("I6", f"parent hash of page {page}", record.parent, self.pages[pool.name][above].hash)
-            expect(
-                "I6",
-                f"its generation, of page {page}",
-                record.parent_generation,
-                self.pages[pool.name][above].generation,
-            )
         self._compare_namespace(pool, page, namespace, epoch)
 
     def _compare_namespace(self, pool: PoolModel, page: int, namespace: bytes, epoch: int) -> None:

@@ -1,8 +1,9 @@
 """What a kill in the middle of a write can leave of a descriptor table, and worse.
 
-A record's state word is stored last, everything else in any order: of each record that changes either all words are
-new, or the state is old and each other word is old or new. Of a namespace or session entry either all is old or new,
-or its last word (used, epoch) is 0 and the rest is anything. Real tears are among these.
+The header's word (the serial given last) is stored before any record. A record's state word is stored last, everything
+else in any order: of each record that changes either all words are new, or the state is old and each other word is old
+or new. Of a namespace or session entry either all is old or new, or its last word (used, epoch) is 0 and the rest is
+anything. Real tears are among these.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ WORD = 8
 def tear(rng: random.Random, geometry: Geometry, before: bytes, after: bytes) -> bytes:
     """A state of the table on the way from ``before`` to ``after``."""
     torn = bytearray(before)
+    torn[: geometry.sessions_at] = after[: geometry.sessions_at]
     entries = [
         (geometry.sessions_at, SESSION_BYTES, geometry.sessions, WORD, True),
         (geometry.namespaces_at, NAMESPACE_BYTES, geometry.namespaces, USED, True),

@@ -13,7 +13,7 @@ class RecoveryTarget(EngineTarget):
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng, RecoveryPair(random_config(rng), rng))
-        self._restarts = rng.choice((0.002, 0.02, 0.1))
+        self._restarts = rng.choice((0.01, 0.03, 0.1))
 
     def step(self) -> None:
         if self._rng.random() < self._restarts:

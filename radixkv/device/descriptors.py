@@ -1,11 +1,11 @@
-"""The descriptor table: one fixed record a page, in a memfd of its own beside the arena. The truth about bytes.
+"""The descriptor table: one fixed record a page, in a memfd of its own beside the arenas. The truth about bytes.
 
 ::
 
-    0          header      what table this is: magic, versions, counts, offsets, tainted
+    0          header      what table this is: magic, versions, counts, offsets, tainted; the serial given last
     4096       sessions    {id, epoch, token}                        epoch 0: nobody
     ...        namespaces  {epoch, invalidations, id, length, used, canonical}    used 0: empty
-    ...        records     one a page, a multiple of 64 bytes:
+    ...        records     one a page of the device, then one a page of the host tier, a multiple of 64 bytes:
                  0  generation   u64   how often the page was handed out; a reader compares it after its work
                  8  owner        u64   session of a private or shadow page; 0: nobody or in transit
                 16  stamp        u64   place in the order of eviction; a page's is the latest of its own and of
@@ -16,14 +16,19 @@
                 40  state        u64   FREE, PRIVATE, ...; always written last
                 48  parent       16 bytes, chain hash before this page
                 64  chain        16 bytes, chain hash of this page
-                80  parent page  i64   the page before it, -1: none
-                88  its gen.     u64   and the parent page's generation: a scan links pages by these, not by hashes
+                80  serial       u64   of the content: given when it is published, never given again
+                88  parent's     u64   serial of the content before it, 0: none
                 96  tokens       page_size * 4 bytes
+
+A *place* is the number of a record: a page of the device has its own, a page of the host tier comes behind the last of
+the device. Content keeps its serial from place to place, so a scan finds what follows what whichever tier has it, and
+without trusting a hash. Who comes before has the smaller serial.
 
 All little-endian, words stored whole (a kill leaves the old or the new one). The daemon writes (``writer.py``), before
 the reply that tells of it leaves; workers map it read-only. A daemon that starts on an existing table may trust a
 record in CACHED or SHADOW whose check agrees; the state word comes last, so a record it was writing when it died is
-still in its former state: free, private, or a cached page being evicted, whose check agrees no longer.
+still in its former state: free, private, or a cached page being evicted, whose check agrees no longer. Pages of the
+host tier are only ever free or cached here, and are free before anything else is copied into them.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ from radixkv.image import NamespaceImage, SessionImage, TableImage
 from radixkv.types import HASH_BYTES, TOKEN_BYTES
 
 MAGIC = b"radixkv\x00"
-TABLE_VERSION = 2
+TABLE_VERSION = 3
 HEADER_BYTES = 4096
 SESSION_BYTES = 64
 NAMESPACE_BYTES = 1088
@@ -54,11 +59,12 @@ FREE, PRIVATE, CACHED, SHADOW, LOADING, SAVING, QUARANTINED = range(7)
 STATE_NAMES = ("free", "private", "cached", "shadow", "loading", "saving", "quarantined")
 
 GENERATION, OWNER, STAMP, NAMESPACE, EPOCH, CHECK, STATE = 0, 8, 16, 24, 28, 32, 40
-PARENT, CHAIN, PARENT_PAGE, PARENT_GENERATION, TOKENS = 48, 64, 80, 88, 96
+PARENT, CHAIN, SERIAL, PARENT_SERIAL, TOKENS = 48, 64, 80, 88, 96
 """Offsets in a record."""
 
-_HEADER = struct.Struct("<8sIIQQIIQIIQIIQQ64s256s")
-TAINTED_AT = struct.calcsize("<8sIIQQIIQIIQIIQ")
+_HEADER = struct.Struct("<8sIIQQIIQIIQIIQQQQ64s256s")
+TAINTED_AT = struct.calcsize("<8sIIQQIIQIIQIIQQ")
+LAST_SERIAL_AT = TAINTED_AT + 8
 NAMESPACE_HEAD = struct.Struct("@QIIQ")
 """Epoch and, above bit 32, invalidations: one word, changed by one store. Id, length; used, written last."""
 USED = 16
@@ -85,6 +91,12 @@ class Geometry:
     page_size: int
     namespaces: int
     sessions: int
+    host_pages: int = 0
+
+    @property
+    def records(self) -> int:
+        """Of both tiers."""
+        return self.pages + self.host_pages
 
     @property
     def record_bytes(self) -> int:
@@ -104,7 +116,7 @@ class Geometry:
 
     @property
     def table_bytes(self) -> int:
-        return _aligned(self.records_at + self.pages * self.record_bytes, HEADER_BYTES)
+        return _aligned(self.records_at + self.records * self.record_bytes, HEADER_BYTES)
 
     def pack(self) -> bytes:
         return _HEADER.pack(
@@ -112,7 +124,7 @@ class Geometry:
             self.pages, self.page_size, self.record_bytes, self.records_at,
             self.namespaces, NAMESPACE_BYTES, self.namespaces_at,
             self.sessions, SESSION_BYTES, self.sessions_at,
-            0, self.cache_id.encode(), self.pool.encode(),
+            self.host_pages, 0, 0, self.cache_id.encode(), self.pool.encode(),
         )  # fmt: skip
 
     @classmethod
@@ -123,14 +135,15 @@ class Geometry:
         if magic != MAGIC or version != TABLE_VERSION:
             raise VersionMismatch(f"not a descriptor table of version {TABLE_VERSION}: {magic!r}, version {version}")
         found = cls(
-            pool=fields[16].rstrip(b"\0").decode(),
-            cache_id=fields[15].rstrip(b"\0").decode(),
+            pool=fields[18].rstrip(b"\0").decode(),
+            cache_id=fields[17].rstrip(b"\0").decode(),
             pages=fields[4],
             page_size=fields[5],
             namespaces=fields[8],
             sessions=fields[11],
+            host_pages=fields[14],
         )
-        if fields[:14] != _HEADER.unpack(found.pack())[:14]:
+        if fields[:15] != _HEADER.unpack(found.pack())[:15]:
             raise VersionMismatch("the descriptor table's sections are not where this version has them")
         return found
 
@@ -147,8 +160,8 @@ def record_dtype(page_size: int, record_bytes: int) -> np.dtype[Any]:
         "state": ("<u8", STATE),
         "parent": (f"V{HASH_BYTES}", PARENT),
         "chain": (f"V{HASH_BYTES}", CHAIN),
-        "parent_page": ("<i8", PARENT_PAGE),
-        "parent_generation": ("<u8", PARENT_GENERATION),
+        "serial": ("<u8", SERIAL),
+        "parent_serial": ("<u8", PARENT_SERIAL),
         "tokens": (f"({page_size},)<u4", TOKENS),
     }
     formats, offsets = zip(*fields.values(), strict=True)
@@ -204,7 +217,7 @@ class TableReader:
             raise
         geometry = self.geometry
         self.records: NDArray[Any] = np.ndarray(
-            (geometry.pages,),
+            (geometry.records,),
             record_dtype(geometry.page_size, geometry.record_bytes),
             self._memory,
             geometry.records_at,
@@ -244,6 +257,7 @@ class TableReader:
         """All of it as it is now, copied: what recovery works on."""
         records = self.records.copy()
         return TableImage(
+            pages=self.geometry.pages,
             states=records["state"].astype(np.uint8),
             sound=records["check"] == check_of(records),
             generations=records["generation"].copy(),
@@ -251,8 +265,8 @@ class TableReader:
             stamps=records["stamp"].copy(),
             namespaces=records["namespace"].copy(),
             epochs=records["epoch"].copy(),
-            parents=records["parent_page"].copy(),
-            parent_generations=records["parent_generation"].copy(),
+            serials=records["serial"].copy(),
+            parent_serials=records["parent_serial"].copy(),
             chains=records["chain"].copy(),
             seeds=records["parent"].copy(),
             tokens=np.ascontiguousarray(records["tokens"]).view(f"V{self.geometry.page_size * TOKEN_BYTES}").ravel(),

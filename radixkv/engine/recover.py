@@ -13,8 +13,8 @@
 
 Why any state that a kill can leave is good: a record's state word is stored last and whole, so each record is as it
 was before a write or as it is after, or is a cached page on its way to somebody else, which is not sound. A page is
-linked to its parent by the parent's id *and generation*: a parent that left and came back as something else is not
-taken for what it was. A worker is told of a page only when the table says so; what the table says and no worker was
+linked to its parent by the serial of the parent's *content* (``scan.py``): a place that has become something else is
+not taken for what it was. A worker is told of a page only when the table says so; what the table says and no worker was
 told is claimed by nobody and comes back.
 
 Stamps: a page's place in the order of eviction is the latest stamp of its own and of those of the pages that continue
@@ -35,12 +35,12 @@ from radixkv.config import Config
 from radixkv.engine.engine import Engine
 from radixkv.engine.lineage import Lineage
 from radixkv.engine.pool import LAST_ID, Pool
+from radixkv.engine.scan import scan
 from radixkv.engine.state import NOBODY
 from radixkv.image import NO_PAGE, SessionImage, TableImage
 from radixkv.tree.node import Node, Root
 from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
 
-_LOST = -2
 _UNSEEN, _PLACED, _BROKEN = range(3)
 
 
@@ -100,6 +100,7 @@ class _Restore:
     def __init__(self, pool: Pool, image: TableImage) -> None:
         self.pool = pool
         self.image = image
+        self.contents = scan(image)
         self.writes: list[Write] = []
         self.roots: dict[tuple[int, int], Root] = {}
         newest = int(image.epochs.max(initial=0))
@@ -112,49 +113,36 @@ class _Restore:
 
     def trees(self) -> None:
         """Build the trees from pages that follow one another, the most recently used ends first."""
-        image = self.image
-        cached = (image.states == PageState.CACHED) & image.sound
-        pages = np.flatnonzero(cached)
-        above = self._above(pages, cached)
-        fans = np.bincount(above[above >= 0], minlength=len(cached))
-        stamps = image.stamps.copy()
-        self._stamp_held(pages[(image.stamps[pages] == 0) & (fans[pages] == 0)], stamps)
-        order = pages[np.argsort(stamps[pages], kind="stable")[::-1]]
-        walk = _Walk(self, above.tolist(), fans.tolist())
-        for page, stamp in zip(order.tolist(), stamps[order].tolist(), strict=True):
-            walk.take_in(page, stamp)
-        self._free(
-            np.flatnonzero((image.states == PageState.CACHED) & (np.frombuffer(walk.status, np.uint8) != _PLACED))
-        )
+        contents = self.contents
+        stamps = contents.stamps.copy()
+        self._stamp_held(stamps)
+        walk = _Walk(self)
+        order = np.argsort(stamps, kind="stable")[::-1]
+        for entry, stamp in zip(order.tolist(), stamps[order].tolist(), strict=True):
+            walk.take_in(entry, stamp)
+        placed = np.frombuffer(walk.status, np.uint8) == _PLACED
+        lost = self.image.states == PageState.CACHED
+        for places in (contents.device[placed], contents.host[placed]):
+            lost[places[places >= 0]] = False
+        self._free(np.flatnonzero(lost))
         self._order(walk.nodes)
 
-    def _above(self, pages: NDArray[np.intp], cached: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The page before each page: NO_PAGE for a first one, ``_LOST`` where the link does not hold."""
-        image = self.image
-        above = np.full(len(cached), _LOST, np.int64)
-        parents = image.parents[pages]
-        inside = (parents >= 0) & (parents < len(cached))
-        at = np.where(inside, parents, 0)
-        same = cached[at] & (image.generations[at] == image.parent_generations[pages])
-        same &= (image.namespaces[at] == image.namespaces[pages]) & (image.epochs[at] == image.epochs[pages])
-        above[pages] = np.where(parents == NO_PAGE, NO_PAGE, np.where(inside & same, parents, _LOST))
-        return above
-
-    def root_of(self, page: int, key: tuple[int, int]) -> Root | None:
+    def root_of(self, record: int, key: tuple[int, int]) -> Root | None:
         """The tree of (namespace id, epoch) that a first page belongs to; None if the namespace is not there."""
         root = self.roots.get(key)
         if root is None and key[0] in self._ids:
-            root = self.pool.namespaces.retired_root(*key, seed=self.image.seeds[page].tobytes())
+            root = self.pool.namespaces.retired_root(*key, seed=self.image.seeds[record].tobytes())
             self.roots[key] = root
         return root
 
-    def _stamp_held(self, ends: NDArray[np.intp], stamps: NDArray[np.uint64]) -> None:
+    def _stamp_held(self, stamps: NDArray[np.uint64]) -> None:
         """Paths that nobody had let go are the newest, each as a whole."""
-        pool = self.pool
+        pool, contents = self.pool, self.contents
+        here = contents.device >= 0
         pool.stamp = int(stamps.max(initial=0))
-        for end in ends.tolist():
+        for end in np.flatnonzero(here & (stamps == 0) & (contents.followers(here) == 0)).tolist():
             stamps[end] = pool.next_stamp()
-            self.writes.append(Stamp(pool.name, np.int32(end).tobytes(), pool.stamp))
+            self.writes.append(Stamp(pool.name, np.int32(contents.device[end]).tobytes(), pool.stamp))
 
     def _order(self, nodes: list[tuple[int, int, Node]]) -> None:
         """Into the order of eviction: by stamp, deeper ones first.
@@ -209,72 +197,75 @@ class _Restore:
 
 
 class _Walk:
-    """Takes pages in, each with all before it that are not in yet: runs that become nodes."""
+    """Takes contents in, each with all before it that are not in yet: runs that become nodes."""
 
-    def __init__(self, restore: _Restore, above: list[int], fans: list[int]) -> None:
-        image = restore.image
+    def __init__(self, restore: _Restore) -> None:
+        image, contents = restore.image, restore.contents
         self._restore = restore
         self._tree = restore.pool.tree
-        self._above = above
-        self._fans = fans
-        """How many pages follow each."""
-        self.status = bytearray(len(above))
+        self._above = contents.above.tolist()
+        self._fans = contents.followers(contents.above >= NO_PAGE).tolist()
+        """How many follow each."""
+        self.status = bytearray(len(self._above))
         self.nodes: list[tuple[int, int, Node]] = []
         """(stamp, depth in pages, node)."""
         self._ends: dict[int, tuple[Node, int]] = {}
-        """By the last page of a node: the node, its depth."""
+        """By the last content of a node: the node, its depth."""
+        records = contents.records
+        self._records = records.tolist()
         self._tokens = image.tokens.tobytes()
         self._hashes = image.chains.tobytes()
-        self._ids = np.arange(len(above), dtype="<i4").tobytes()
-        self._scopes = list(zip(image.namespaces.tolist(), image.epochs.tolist(), strict=True))
+        self._device = contents.device.astype("<i4").tobytes()
+        self._scopes = list(zip(image.namespaces[records].tolist(), image.epochs[records].tolist(), strict=True))
 
-    def take_in(self, page: int, stamp: int) -> None:
+    def take_in(self, entry: int, stamp: int) -> None:
         status, above = self.status, self._above
-        if status[page]:
+        if status[entry]:
             return
         run = []
-        while page >= 0 and not status[page]:
-            status[page] = _PLACED
-            run.append(page)
-            page = above[page]
-        at = self._place(page, run[-1])
+        while entry >= 0 and not status[entry]:
+            status[entry] = _PLACED
+            run.append(entry)
+            entry = above[entry]
+        at = self._place(entry, run[-1])
         if at is None:
             for lost in run:
                 status[lost] = _BROKEN
             return
         self._hang(run[::-1], at, stamp)
 
-    def _place(self, page: int, first: int) -> tuple[Node, int] | None:
-        """Where a run that begins with ``first`` hangs: behind ``page``."""
-        if page >= 0:
-            return self._ends.get(page)
-        root = self._restore.root_of(first, self._scopes[first]) if page == NO_PAGE else None
+    def _place(self, before: int, first: int) -> tuple[Node, int] | None:
+        """Where a run that begins with ``first`` hangs: behind ``before``."""
+        if before >= 0:
+            return self._ends.get(before)
+        root = self._restore.root_of(self._records[first], self._scopes[first])
         return None if root is None else (root, 0)
 
     def _hang(self, run: list[int], at: tuple[Node, int], stamp: int) -> None:
         """One node up to each page that several follow."""
         node, depth = at
         begin = 0
-        for place, page in enumerate(run, 1):
-            if place < len(run) and self._fans[page] == 1:
+        for place, entry in enumerate(run, 1):
+            if place < len(run) and self._fans[entry] == 1:
                 continue
-            pages = run[begin:place]
-            made = self._node(node, pages)
+            entries = run[begin:place]
+            made = self._node(node, entries)
             if made is None:
                 for lost in run[begin:]:
                     self.status[lost] = _BROKEN
                 return
-            depth += len(pages)
+            depth += len(entries)
             node, begin = made, place
-            self._ends[page] = node, depth
+            self._ends[entry] = node, depth
             self.nodes.append((stamp, depth, node))
 
-    def _node(self, parent: Node, pages: list[int]) -> Node | None:
-        tokens, ids, hashes = self._tokens, self._ids, self._hashes
+    def _node(self, parent: Node, entries: list[int]) -> Node | None:
+        tokens, ids, hashes = self._tokens, self._device, self._hashes
         size, each, digest = self._tree.page_token_bytes, PAGE_ID_BYTES, HASH_BYTES
+        records = [self._records[entry] for entry in entries]
         return self._tree.restore(
             parent,
-            b"".join([tokens[at * size : at * size + size] for at in pages]),
-            b"".join([ids[at * each : at * each + each] for at in pages]),
-            b"".join([hashes[at * digest : at * digest + digest] for at in pages]),
+            b"".join([tokens[at * size : at * size + size] for at in records]),
+            b"".join([ids[at * each : at * each + each] for at in entries]),
+            b"".join([hashes[at * digest : at * digest + digest] for at in records]),
         )

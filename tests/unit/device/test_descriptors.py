@@ -142,20 +142,23 @@ def test_a_cached_page_that_is_being_assigned_is_not_sound_from_the_first_store_
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 40])
-def test_a_page_names_the_one_before_it_and_its_generation(table, count: int) -> None:
+def test_contents_have_serials_and_name_the_one_before_them(table, count: int) -> None:
     writer, reader = table
     pages = list(range(5, 5 + count))
-    writer.apply(Assign("default", packed([2]), 1, 1, 1))
-    writer.apply(Retire("default", packed([2])))
     writer.apply(Assign("default", packed([2, *pages]), 1, 1, 1))
     first = published([2])
     writer.apply(first)
     write = published(pages)
     writer.apply(Publish("default", write.pages, False, first.hashes, write.hashes, write.tokens, 2))
     records = reader.records
-    assert (records[2]["parent_page"], records[2]["parent_generation"]) == (-1, 0)
-    assert records[pages]["parent_page"].tolist() == [2, *pages[:-1]]
-    assert records[pages]["parent_generation"].tolist() == [2] + [1] * (count - 1)
+    assert (records[2]["serial"], records[2]["parent_serial"]) == (1, 0)
+    assert records[pages]["serial"].tolist() == list(range(2, 2 + count))
+    assert records[pages]["parent_serial"].tolist() == list(range(1, 1 + count))
+    again = TableWriter(GEOMETRY, os.dup(writer.fd))
+    again.apply(Assign("default", packed([0]), 1, 1, 1))
+    again.apply(published([0]))
+    assert records[0]["serial"] == 2 + count, "whoever goes on with the table gives none a second time"
+    again.close()
 
 
 def test_repair_makes_good_what_a_torn_publish_left(table) -> None:
@@ -324,7 +327,8 @@ def test_no_word_is_ever_seen_half_stored(table, monkeypatch: pytest.MonkeyPatch
     assert stores[0][1] == 1 and stores[-1][1] == PRIVATE
     stores.clear()
     writer.apply(published([3]))
-    assert [at - first for at, _ in stores] == [4, 5]
+    assert stores[0] == (descriptors.LAST_SERIAL_AT // 8, 1), "nobody has a serial that could be given again"
+    assert [at - first for at, _ in stores[1:]] == [4, 5]
     assert int(reader.records["state"][3]) == CACHED
 
 

@@ -166,6 +166,36 @@ def test_a_page_whose_parent_has_become_another_is_not_hung_below_it() -> None:
     assert world.lookup([*range(50, 54), *range(4, 8)]) == 4
 
 
+def test_a_page_whose_parent_is_gone_is_not_hung_below_what_was_published_next() -> None:
+    world = World()
+    world.reserve(1, 7, range(8))
+    world.commit(1, 7, 4)
+    world.reserve(1, 8, range(50, 54))
+    world.commit(1, 8, 4)
+    world.commit(1, 7, 8)
+    writer = world.tables.writers["p"]
+    assert [writer._serials[page] for page in (0, 2, 1)] == [1, 2, 3] and writer._parent_serials[1] == 1
+    world.tables.apply(commands.Retire("p", pack_pages([0])))
+    world.die()
+    assert world.counts() == {"cached": 1, "free": PAGES - 1}
+    assert world.lookup([*range(50, 54), *range(4, 8)]) == 4
+
+
+def test_a_page_that_was_on_its_way_into_another_namespace_is_in_neither() -> None:
+    """Evicted and half assigned: still cached by its state word, and its content whole, but its check is not."""
+    world = World()
+    world.reserve(1, 7, range(50, 54))
+    other = world.engine.pools["p"].namespaces.find(b"n").root  # type: ignore[union-attr]
+    world.ask(1, commands.Reserve("p", 8, b"m", pack_tokens(range(4))))
+    world.commit(1, 8, 4)
+    writer = world.tables.writers["p"]
+    writer._generations[1] += np.uint64(1)
+    writer._scopes[1] = other.epoch << 32 | other.namespace
+    world.die()
+    assert world.counts() == {"free": PAGES - 1, "quarantined": 1}
+    assert world.lookup(range(4)) == 0
+
+
 def test_what_was_held_is_newer_than_what_had_been_let_go() -> None:
     world = World(pages=3)
     world.reserve(1, 7, range(50, 54))
