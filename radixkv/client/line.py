@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import select
 import threading
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
+from typing import TypeAlias
 
 import zmq
 
@@ -18,10 +21,14 @@ from radixkv.client.connection import ENDED, HANGUP, Connection
 from radixkv.client.core import Core, no_reply
 from radixkv.client.effects import Ask, Repeat
 from radixkv.client.session import Session
-from radixkv.commands import Failure
+from radixkv.commands import Failure, Reply
 from radixkv.errors import LimitExceeded, RadixKVError, Timeout, Unavailable
 from radixkv.ipc import wire
 from radixkv.ipc.endpoint import Endpoint
+
+Steps: TypeAlias = Generator[Sequence[Outgoing], None, None]
+"""What is to be done on a socket; yields where something has to come first: the answers to these messages, or, if there
+are none, room to send."""
 
 RECONNECT_MS = 20
 LAST_WORDS_S = 0.1
@@ -102,20 +109,34 @@ class Line:
         with self._lock, connection:
             socket = self._prepare(connection)
             patience = Patience(self._core, connection, int(socket.getsockopt(zmq.FD)), until)
-            self._wait_writable(socket, patience)
-            if isinstance(effect, Ask):
-                outgoing = self._core.envelop(effect, until, connection.epoch)
-            else:
-                outgoing = self._core.again(effect, connection.epoch)
-            try:
-                for out in outgoing:
-                    self._send(socket, out, connection.session, patience)
-                while any(out.reply is None for out in outgoing):
-                    self._take_in(socket, connection.session, patience)
-            except BaseException as error:
-                reason = error if isinstance(error, RadixKVError) else Timeout("the call was interrupted")
-                self._core.abandon(outgoing, connection.session, reason)
-                raise
+            steps = self._steps(connection, effect, until)
+            with closing(steps), suppress(StopIteration):
+                next(steps)
+                while True:
+                    try:
+                        patience.wait()
+                    except BaseException as error:  # noqa: BLE001 - it is raised again, once the exchange is wound up
+                        steps.throw(error)
+                    next(steps)
+
+    def _steps(self, connection: Connection, effect: Ask | Repeat, until: float) -> Steps:
+        """An exchange without its waiting. Who drives it throws in what ends the waiting too early."""
+        socket, session = self._prepare(connection), connection.session
+        yield from self._writable(socket)
+        if isinstance(effect, Ask):
+            outgoing = self._core.envelop(effect, until, connection.epoch)
+        else:
+            outgoing = self._core.again(effect, connection.epoch)
+        try:
+            for out in outgoing:
+                yield from self._send(socket, out, session)
+            while unanswered := [out for out in outgoing if out.reply is None]:
+                if not self._take_in(socket, session):
+                    yield unanswered
+        except BaseException as error:
+            reason = error if isinstance(error, RadixKVError) else Timeout("the call was interrupted")
+            self._core.abandon(outgoing, session, reason)
+            raise
 
     def close(self) -> bool:
         """Close the socket unless an exchange runs (then its thread does it). True if it is closed."""
@@ -127,15 +148,15 @@ class Line:
             self._lock.release()
         return True
 
-    def _wait_writable(self, socket: zmq.Socket[bytes], patience: Patience) -> None:
+    def _writable(self, socket: zmq.Socket[bytes]) -> Steps:
         """Until the daemon has accepted this socket: nothing may be queued for a daemon that is yet to come."""
         try:
             while not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
-                patience.wait()
+                yield ()
         except Timeout as error:
             raise Unavailable(f"no daemon answers at {self._endpoint.address}") from error
 
-    def _send(self, socket: zmq.Socket[bytes], out: Outgoing, session: Session, patience: Patience) -> None:
+    def _send(self, socket: zmq.Socket[bytes], out: Outgoing, session: Session) -> Steps:
         frame = wire.encode_request(out.request)
         limit = session.welcome.message_bytes
         if limit and len(frame) > limit:
@@ -147,19 +168,22 @@ class Line:
                 socket.send(frame, zmq.NOBLOCK)
                 return
             except zmq.Again:
-                patience.wait()
+                yield ()
 
-    def _take_in(self, socket: zmq.Socket[bytes], session: Session, patience: Patience) -> None:
-        """One reply, or wait for one."""
+    def _take_in(self, socket: zmq.Socket[bytes], session: Session) -> bool:
+        """One reply, if one is there."""
         frame = _receive(socket)
         if frame is None:
-            patience.wait()
-            return
+            return False
         request, reply = wire.decode_reply(frame)
         if request != wire.UNREADABLE:
-            self._core.receive(request, reply, session)
+            self._settle(request, reply, session)
         elif isinstance(reply, Failure):
             raise LimitExceeded(f"the daemon could not read a message: {reply.message}")
+        return True
+
+    def _settle(self, request: int, reply: Reply, session: Session) -> None:
+        self._core.receive(request, reply, session)
 
     def _prepare(self, connection: Connection) -> zmq.Socket[bytes]:
         """A socket of this connection's own: one that knew an earlier daemon may hold what nobody wants now."""

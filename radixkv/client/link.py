@@ -17,8 +17,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
 import zmq
@@ -135,12 +135,25 @@ class Link:
 
     def exchange(self, effect: Ask | Repeat, until: float) -> None:
         """Carry a question to the daemon and its answers back. Errors: Timeout, Unavailable, Away."""
-        connection, session = self._connection, effect.session
-        if connection is None or connection.session is not session:
-            raise _closed() if self.closed else Unavailable(ENDED)
         line = self._line()
         try:
-            line.exchange(connection, effect, until)
+            with self.conversation(effect.session) as connection:
+                line.exchange(connection, effect, until)
+        finally:
+            if self.closed:
+                line.close()
+
+    @contextmanager
+    def conversation(self, session: Session) -> Iterator[Connection]:
+        """The connection to ask in. Says what its end means, and sees to it that everybody notices.
+
+        Errors: Unavailable, Away.
+        """
+        connection = self._connection
+        if connection is None or connection.session is not session:
+            raise _closed() if self.closed else Unavailable(ENDED)
+        try:
+            yield connection
         except Unavailable as error:
             if self.closed:
                 raise _closed() from None
@@ -148,8 +161,6 @@ class Link:
         finally:
             if session.over or session.away or session.epoch != connection.epoch:
                 self.lose(connection)
-            if self.closed:
-                line.close()
 
     def _line(self) -> Line:
         line: Line | None = getattr(self._local, "line", None)
@@ -188,6 +199,7 @@ class Link:
         until = self.core.clock() + self.core.timeout
         pause = RETRY_FIRST_S
         while True:
+            self.check()
             left = until - self.core.clock()
             try:
                 self.connect(max(0.001, left))
@@ -206,17 +218,24 @@ class Link:
         if connection is not None:
             return connection
         with self._changed:
-            while True:
-                self.check()
-                connection = self.present()
-                if connection is not None:
-                    return connection
-                if isinstance(self._failure, VersionMismatch | PermissionDenied):
-                    raise self._failure
+            while (connection := self.expected()) is None:
                 left = until - self.core.clock()
                 if left <= 0:
-                    raise self._failure or Unavailable(f"no daemon answers at {self.endpoint.address}")
+                    raise self.absent()
                 self._changed.wait(left)
+        return connection
+
+    def expected(self) -> Connection | None:
+        """The present connection; None while it is worth waiting for one. Errors: Unavailable, what keeps it out."""
+        self.check()
+        connection = self.present()
+        if connection is None and isinstance(self._failure, VersionMismatch | PermissionDenied):
+            raise self._failure
+        return connection
+
+    def absent(self) -> RadixKVError:
+        """Why there is no connection, as far as is known."""
+        return self._failure or Unavailable(f"no daemon answers at {self.endpoint.address}")
 
     def attach_pool(self, pool: PoolState) -> PoolState:
         """Map a pool's memory, unless it is mapped; gives the pool that is mapped.
@@ -344,9 +363,8 @@ class Link:
 
     def failed(self, why: RadixKVError) -> None:
         """Connecting anew failed: who waits for it may want to know."""
-        with self._changed:
-            self._failure = why
-            self._changed.notify_all()
+        self._failure = why
+        self._notify()
 
     def _notify(self) -> None:
         with self._changed:
