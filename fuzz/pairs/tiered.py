@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from fuzz.model.mismatch import expect, require
 from fuzz.model.packing import unpack_pages, unpack_tokens
+from fuzz.model.pool import CACHED, FREE, PRIVATE, QUARANTINED, SHADOW
+from fuzz.model.table import TableMirror
 from fuzz.simulator.contents import Arena, Paths, Scope
 from radixkv import commands
 from radixkv.allocator.page_states import State
@@ -29,6 +31,16 @@ from radixkv.tree.node import Node, Root
 
 FAR = 1e9
 """A deadline that never comes."""
+IN_TABLE = {
+    State.FREE: FREE,
+    State.PRIVATE: PRIVATE,
+    State.CACHED: CACHED,
+    State.SHADOW: SHADOW,
+    State.LOADING: PRIVATE,
+    State.SAVING: CACHED,
+    State.QUARANTINED: QUARANTINED,
+}
+"""What a page is to the next daemon: copies end with the daemon that has begun them."""
 
 
 @dataclass
@@ -60,6 +72,7 @@ class Tiered:
         """Copies by number, in the order of their beginning."""
         self.granted: dict[tuple[int, int], commands.Reply] = {}
         """Late answers, by session and request."""
+        self.table = TableMirror({pool.name: pool.pages})
         self.paths = Paths()
         self.device = Arena(pool.pages, pool.spec.page_size)
         self.host = Arena(pool.host_pages + pool.host_staging_pages, pool.spec.page_size)
@@ -77,6 +90,7 @@ class Tiered:
         untouchable = {page for one in self.running.values() for page in one.device_pages()}
         outcome = self.real.step(command, self.now)
         for write in outcome.writes:
+            self.table.write(write)
             if isinstance(write, commands.Assign | commands.Publish | commands.Retire | commands.Own):
                 touched = untouchable.intersection(unpack_pages(write.pages))
                 require("I11", not touched, f"{type(write).__name__} of pages {touched} of a copy that runs")
@@ -114,8 +128,8 @@ class Tiered:
         return commands.Request(session, 1, self._next_request[session], deadline, body)
 
     def late(self, session: int) -> Any:
-        """What a session's last request has been answered with, later; None: nothing yet."""
-        return self.granted.get((session, self._next_request[session]))
+        """The latest answer that came later, of those to a session's requests; None: there is none."""
+        return next((reply for (who, _), reply in reversed(self.granted.items()) if who == session), None)
 
     def tick(self, seconds: float) -> commands.Outcome:
         self.now += seconds
@@ -192,10 +206,23 @@ class Tiered:
         for seq in self.real.live_sequences():
             wrong = self.device.wrong(np.array(seq.pages), self._paths(seq)[: seq.committed])
             require("I4", not wrong, f"sequence {seq.id}: {wrong}")
+        stamps: Counter[Node] = Counter()
         for node, path in self._nodes():
+            for above in path[1:]:
+                stamps[above] = max(stamps[above], self._stamp(node))
             rows = self.paths.of(_scope(path[0]), unpack_tokens(b"".join(bytes(part.tokens) for part in path[1:])))
             self._holds(self.device, bytes(node.pages), rows, "device")
             self._holds(self.host, bytes(node.host), rows, "host")
+        for node, stamp in stamps.items():
+            if node.pages and not node.holders:
+                expect("I27", f"stamp of pages {unpack_pages(bytes(node.pages))} in the table", stamp, node.stamp)
+        states = [record.state for record in self.table.pages[self.pool.name]]
+        expect("I1", "states in the table", states, [IN_TABLE[State(state)] for state in self.pool.pages.states])
+
+    def _stamp(self, node: Node) -> int:
+        """The latest that the table has of its pages."""
+        records = self.table.pages[self.pool.name]
+        return max((records[page].stamp for page in unpack_pages(bytes(node.pages))), default=0)
 
     def _nodes(self) -> Iterator[tuple[Node, list[Node]]]:
         """All runs below present roots, each with its path from the root."""

@@ -9,12 +9,19 @@ from fuzz.targets.evictor import EvictorTarget
 from fuzz.targets.recovery import RecoveryTarget
 from fuzz.targets.sessions import SessionsTarget
 from fuzz.targets.simulator import LIVES, SimulatorTarget, smallest
+from fuzz.targets.tiers import TiersTarget
 from fuzz.targets.tree import TreeTarget
 from fuzz.targets.weak_hash import WeakHashTarget
 from fuzz.targets.wire import WireTarget
 
 ENGINE = dict.fromkeys(("split", "merge", "evict", "shadow", "grant", "fork", "truncate"), 100)
 """``grant``: a reserve that had waited got its pages."""
+
+TIERS = dict.fromkeys(
+    ("save", "loaded", "failed", "unknown", "granted", "sink", "raise", "uncover", "drop_below", "host evict"), 30
+)
+"""What moves between the tiers. ``raise``: computed anew although the host tier had it; ``uncover``, ``drop_below``:
+host copies gone for lack of room, and with what they continued."""
 
 SIMULATOR = dict.fromkeys(
     (
@@ -37,6 +44,14 @@ FUZZERS = {
             EngineTarget,
             smoke_steps=36_000,
             wanted=ENGINE,
+        ),
+        Fuzzer(
+            "tiers",
+            "every verb while copies between two tiers run, fail, or never end, with what is really in the pages",
+            TiersTarget,
+            lives=300,
+            smoke_steps=40_000,
+            wanted=TIERS,
         ),
         Fuzzer("recovery", "the daemon dies between and within writes; the next one scans the table", RecoveryTarget),
         Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),

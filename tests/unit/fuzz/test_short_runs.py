@@ -13,6 +13,7 @@ STEPS = {
     "tree": 3000,
     "evictor": 3000,
     "engine": 8000,
+    "tiers": 2000,
     "recovery": 1600,
     "weak-hash": 800,
     "simulator": 10_000,
