@@ -4,8 +4,9 @@ A round: 64 workers (``bench/mortals.py``) hold 100,000 pages together and are k
 once. A survivor, in this process, does nothing but reserve, free and ask for ``stats()``: so it sees when the pins are
 gone, and it feels when the daemon is busy with something else.
 
-What a process's end takes is first of all the kernel's: the memory goes before the connection. So the time until the
-last process is dead, by its pidfd, stands beside.
+What a process's end takes is first of all the kernel's: the memory goes before the connection. So two more times stand
+beside: until the process is dead, by its pidfd; and until the last of 64 is dead that are killed while the daemon is
+stopped, so that the kernel has nothing else to do.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import radixkv
 from bench import workload
 from bench.mortals import NAMESPACE, PATIENCE_S, WORKER_PAGES, WORKERS
-from bench.rows import Row, report, single
-from bench.serving import serving
+from bench.rows import Row, report, row, single
+from bench.serving import Serving, serving
 from bench.stopwatch import quiet, summarize
 
-ROUNDS_ONE_BY_ONE, ROUNDS_AT_ONCE = 2, 4
-QUIET_S = 1.0
+ROUNDS_ONE_BY_ONE, ROUNDS_AT_ONCE, ROUNDS_ALONE = 2, 20, 5
+ROUNDS_END_S = 34.0
+"""No round begins later than so long after the first: a busy machine has fewer of them, and says so (``n``)."""
+QUIET_S = 0.25
 """In each round, before the first kill: how long the survivor's usual round trips are measured."""
 AFTER_S = 0.5
 """Round trips are compared over so long from the kill of all; of one, until its pages are back."""
@@ -53,27 +56,59 @@ def rows() -> Iterator[Row]:
     with ExitStack() as stack:
         daemon = stack.enter_context(serving(["--pool", POOL]))
         client = stack.enter_context(radixkv.connect(daemon.endpoint))
+        mortals = stack.enter_context(bringing_up_mortals(daemon.endpoint))
         stack.enter_context(quiet())
         survivor = Survivor(client)
-        seeds = itertools.count()
-        one, every = Deaths(together=1, after_s=0.0), Deaths(together=WORKERS, after_s=AFTER_S)
-        for deaths, rounds, name in ((one, ROUNDS_ONE_BY_ONE, "one"), (every, ROUNDS_AT_ONCE, "all")):
-            for _ in range(rounds):
-                with mortals(daemon.endpoint, next(seeds)) as pids:
-                    deaths.round(pids, survivor)
-            yield from deaths.rows(name)
+        one, every = Deaths("one", 1, after_s=0.0), Deaths("all", WORKERS, after_s=AFTER_S)
+        alone_ms: list[float] = []
+        end = time.monotonic() + ROUNDS_END_S
+        for _ in range(ROUNDS_ONE_BY_ONE):
+            one.round(next(mortals), survivor)
+        yield from one.rows(summarize(one.dead_ms).p99)
+        for number in range(ROUNDS_AT_ONCE):
+            if number * ROUNDS_ALONE % ROUNDS_AT_ONCE < ROUNDS_ALONE:
+                alone_ms.append(alone(daemon, next(mortals), survivor))
+            every.round(next(mortals), survivor)
+            if time.monotonic() > end:
+                break
+        measured = summarize(alone_ms)
+        yield from every.rows(measured.p99)
+        yield row("deaths.alone_ms", "ms", measured)
 
 
 @contextmanager
-def mortals(endpoint: str, seed: int) -> Iterator[list[int]]:
-    """Process ids of workers that hold what they are to hold. All are dead in the end."""
-    command = [sys.executable, "-m", "bench.mortals", endpoint, str(seed)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+def bringing_up_mortals(endpoint: str) -> Iterator[Iterator[list[int]]]:
+    """Each ``next``: process ids of workers that hold what they are to hold; the first is their process group.
+
+    Errors: RuntimeError.
+    """
+    command = [sys.executable, "-m", "bench.mortals", endpoint]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        yield _sets(process.stdin, process.stdout)
+
+
+def _sets(asks: IO[str], answers: IO[str]) -> Iterator[list[int]]:
+    for number in itertools.count():
+        print(number, file=asks, flush=True)
+        line = answers.readline()
         if not line:
             raise RuntimeError("the workers did not get what they were to hold")
         yield json.loads(line)
+
+
+def alone(daemon: Serving, pids: list[int], survivor: Survivor) -> float:
+    """Milliseconds from ``killpg()`` to the end of the last of these workers, with the daemon stopped."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, daemon.pid, os.WSTOPPED)
+    try:
+        with Ends(pids) as ends:
+            killed = _kill_all(pids)
+            dead = ends.last()
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    survivor.go_on(partial(holds_no_more_than, 0))
+    return 1000 * (dead - killed)
 
 
 class Survivor:
@@ -116,11 +151,14 @@ class Survivor:
 
 @dataclass
 class Deaths:
-    """Workers killed ``together``. Of each death, from the return of ``kill()``: ``gone_ms`` to the first ``stats()``
-    without anything that it, or one killed with it, had held; ``dead_ms`` to the end of the last process of them.
+    """Workers killed ``together``, a kill after the other. From the call of ``kill()`` or ``killpg()``: ``gone_ms`` to
+    the first ``stats()`` without anything that those killed by it had held; ``dead_ms`` to the end of the last of them.
+
+    From the call, not from its return: the dying may run before that, for most of the time that they take.
 
     ``usual_ms``, ``trips_ms``: the survivor's round trips before the first kill, and from a kill on."""
 
+    name: str
     together: int
     after_s: float
     gone_ms: list[float] = field(default_factory=list)
@@ -134,19 +172,18 @@ class Deaths:
         self.usual_ms += survivor.take_trips()
         for first in range(0, WORKERS, self.together):
             with Ends(pids[first : first + self.together]) as ends:
-                killed = [_kill(pid) for pid in ends.pids]
-                left = WORKERS - first - self.together
-                gone = survivor.go_on(partial(holds_no_more_than, left))
-                survivor.go_on_until(killed[0] + self.after_s)
+                killed = _kill_all(ends.pids)
+                gone = survivor.go_on(partial(holds_no_more_than, WORKERS - first - self.together))
+                survivor.go_on_until(killed + self.after_s)
                 dead = ends.last()
-            self.gone_ms += [1000 * (gone - at) for at in killed]
-            self.dead_ms += [1000 * (dead - at) for at in killed]
+            self.gone_ms.append(1000 * (gone - killed))
+            self.dead_ms.append(1000 * (dead - killed))
             self.trips_ms += survivor.take_trips()
 
-    def rows(self, name: str) -> Iterator[Row]:
+    def rows(self, beside_ms: float) -> Iterator[Row]:
         """Values are 99th percentiles, compared with 99th percentiles."""
-        gone, dead = summarize(self.gone_ms), summarize(self.dead_ms)
-        yield Row(f"deaths.{name}_gone_ms", gone.p99, "ms", dead.p99, GONE_BAR_MS, gone.n, gone.p50, gone.p99)
+        name, gone = self.name, summarize(self.gone_ms)
+        yield Row(f"deaths.{name}_gone_ms", gone.p99, "ms", beside_ms, GONE_BAR_MS, gone.n, gone.p50, gone.p99)
         usual, trips = summarize(self.usual_ms), summarize(self.trips_ms)
         bar = SURVIVOR_BAR * usual.p99
         yield Row(f"deaths.{name}_survivor_ms", trips.p99, "ms", usual.p99, bar, trips.n, trips.p50, trips.p99)
@@ -177,16 +214,19 @@ class Ends:
         return self._at
 
     def _wait(self) -> None:
-        for fd in self._fds:
+        for fd in reversed(self._fds):  # when the last is dead most others are: this thread hardly wakes
             poll = select.poll()
             poll.register(fd, select.POLLIN)
             poll.poll()
         self._at = time.monotonic()
 
 
-def _kill(pid: int) -> float:
-    os.kill(pid, signal.SIGKILL)
-    return time.monotonic()
+def _kill_all(pids: list[int]) -> float:
+    """SIGKILL to one process, or to a process group by its first. When that began, in monotonic seconds."""
+    kill = os.kill if len(pids) == 1 else os.killpg
+    began = time.monotonic()
+    kill(pids[0], signal.SIGKILL)
+    return began
 
 
 def holds_no_more_than(workers: int, snapshot: Any) -> bool:
