@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from bench.stopwatch import Summary
 
@@ -15,8 +15,8 @@ TABLE_WIDTH = 100
 
 @dataclass(frozen=True)
 class Row:
-    """``reference``: what the figure is compared with, same unit (0: nothing). ``bar``: the most it may be (None: no
-    bar, the row stands for comparison). ``p50`` and ``p99`` of ``n`` measurements."""
+    """``reference``: what the figure is compared with, same unit (0: nothing). ``bar``: the most it may be, or with
+    ``at_least`` the least (None: no bar, the row stands for comparison). ``p50`` and ``p99`` of ``n`` measurements."""
 
     name: str
     value: float
@@ -26,10 +26,11 @@ class Row:
     n: int = 1
     p50: float = 0.0
     p99: float = 0.0
+    at_least: bool = False
 
     @property
     def ok(self) -> bool:
-        return self.bar is None or self.value <= self.bar
+        return self.bar is None or (self.value >= self.bar if self.at_least else self.value <= self.bar)
 
     def as_json(self) -> str:
         """The object that ``--json`` prints, in the order of the contract."""
@@ -41,9 +42,11 @@ class Row:
 
     @classmethod
     def from_json(cls, line: str) -> Row:
+        """Which side of its bar it is on, and whether that is ok, says what kind of bar it is."""
         fields = json.loads(line)
-        del fields["ok"]
-        return cls(**fields)
+        ok = fields.pop("ok")
+        made = cls(**fields)
+        return made if made.ok == ok else replace(made, at_least=True)
 
 
 def row(name: str, unit: str, measured: Summary, bar: float | None = None, reference: float = 0.0) -> Row:
@@ -76,10 +79,14 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 
 def as_text(made: Row) -> str:
-    bar = "" if made.bar is None else f"  bar {made.bar:,.4g}  {'ok' if made.ok else 'OVER'}"
+    bar = "" if made.bar is None else f"  bar {_bar(made)}  {'ok' if made.ok else 'MISSED'}"
     reference = f"  beside {made.reference:,.4g}" if made.reference else ""
     spread = f"  p99 {made.p99:,.4g}  n={made.n}" if made.n > 1 else ""
     return f"{made.name:32s} {made.value:12,.4g} {made.unit:8s}{bar}{reference}{spread}"
+
+
+def _bar(made: Row) -> str:
+    return "" if made.bar is None else f"{'at least ' * made.at_least}{made.bar:,.4g}"
 
 
 def print_table(rows: Sequence[Row], title: str) -> None:
@@ -97,7 +104,7 @@ def print_table(rows: Sequence[Row], title: str) -> None:
             made.name,
             f"{made.value:,.4g}",
             made.unit,
-            "" if made.bar is None else f"{made.bar:,.4g}",
+            _bar(made),
             verdict,
             f"{made.reference:,.4g}" if made.reference else "",
             f"{made.p99:,.4g}" if made.n > 1 else "",

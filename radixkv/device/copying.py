@@ -34,8 +34,9 @@ END = struct.Struct("<?d")
 """How a copy ended: whether all its bytes are there, and the seconds it ran."""
 NO_POOL = -1
 
-NICE = 5
-"""Behind the daemon and its workers when they want the same CPU."""
+LOAD_NICE, SAVE_NICE = 10, 19
+"""Niceness of the two threads: a request may wait for a load. With 5 for both a round trip to the daemon waits for a
+copier's time slice now and then, where there are no more CPUs than two (bench.copy, copy.control_p99_ratio)."""
 _PR_SET_PDEATHSIG = 1
 
 Pages = NDArray[np.uint8]
@@ -61,8 +62,14 @@ def _map(fd: int, page_bytes: int) -> Pages:
     return np.frombuffer(memory, np.uint8, size - size % page_bytes).reshape(-1, page_bytes)
 
 
+def behave(niceness: int) -> None:
+    """Let the calling thread stand back, unless it does so more already."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
 def serve(lane: socket.socket, pools: Sequence[Tiers], to_host: bool) -> None:
     """Copy what is asked for on a lane until its other end is closed. A frame that makes no sense fails alone."""
+    behave(SAVE_NICE if to_host else LOAD_NICE)
     with lane.makefile("rb") as frames, contextlib.suppress(ConnectionError):
         while len(head := frames.read(ASK.size)) == ASK.size:
             place, *lengths = ASK.unpack(head)
@@ -110,7 +117,6 @@ def _bind_to_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:  # it died before that: the frames it may have sent are not to be carried out
         sys.exit(0)
-    os.nice(NICE)
 
 
 def _fail(failure: threading.ExceptHookArgs) -> None:

@@ -1,33 +1,39 @@
 """docs/performance.md against the modules that print the figures."""
 
 import re
+from functools import reduce
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from bench.__main__ import MODULES
+from bench.copy import DIRECTIONS, PAGE_BYTES
 from bench.ipc import LENGTHS
 from bench.peers.recipes import PEERS
 from bench.scale import BYTES_BAR
 
 FOLDER = Path(__file__).parents[2]
 PAGE = (FOLDER / "docs" / "performance.md").read_text(encoding="utf-8")
-NAME = re.compile(r'f?"((?:index|ipc|daemon|deaths|replay)\.[\w{}]+)"')
+NAME = re.compile(r'f?"((?:index|ipc|daemon|deaths|copy|replay)\.[\w{}]+)"')
 FILLED = {
     "{tokens}": [str(tokens) for tokens in LENGTHS],
     "{part}": list(BYTES_BAR),
     "{edges}": ["1"],
     "{name}": ["one", "all"],
+    "{direction}": list(DIRECTIONS),
+    "{size}": list(PAGE_BYTES),
 }
 
 
 def printed_names() -> list[str]:
     """The names of all rows, as the modules' source has them."""
     names = []
-    for module in ("index", "scale", "ipc", "daemon", "deaths", "replay"):
+    for module in ("index", "scale", "ipc", "daemon", "deaths", "copy", "replay"):
         for name in NAME.findall((FOLDER / "bench" / f"{module}.py").read_text(encoding="utf-8")):
-            gap = re.search(r"{\w+}", name)
-            names += [name.replace(gap[0], value) for value in FILLED[gap[0]]] if gap else [name]
+            gaps = re.findall(r"{\w+}", name)
+            for values in product(*(FILLED[gap] for gap in gaps)):
+                names.append(reduce(lambda text, gap: text.replace(*gap), zip(gaps, values, strict=True), name))
     return names
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from bench.rows import Row, print_table, row, single
+from bench.rows import Row, as_text, print_table, row, single
 from bench.stopwatch import on_cpu, percentile, process_cpu_s, quiet, summarize, time_each, two_cpus
 
 
@@ -38,6 +38,20 @@ def test_a_summary_does_not_need_order() -> None:
 @pytest.mark.parametrize(("value", "bar", "ok"), [(1.0, 1.0, True), (1.1, 1.0, False), (9.0, None, True)])
 def test_a_row_is_ok_up_to_its_bar(value: float, bar: float | None, ok: bool) -> None:
     assert single("a.b", "us", value, bar).ok is ok
+
+
+@pytest.mark.parametrize(("value", "ok"), [(0.9, True), (0.85, True), (0.84, False)])
+def test_a_bar_may_be_the_least(value: float, ok: bool) -> None:
+    made = Row("copy.d2h_ratio", value, "x", bar=0.85, at_least=True)
+    assert made.ok is ok
+    assert ("MISSED" in as_text(made)) is not ok
+
+
+@pytest.mark.parametrize("value", [0.9, 0.84])
+@pytest.mark.parametrize("at_least", [True, False])
+def test_json_keeps_what_kind_of_bar_it_is(value: float, at_least: bool) -> None:
+    made = Row("copy.d2h_ratio", value, "x", bar=0.85, at_least=at_least)
+    assert Row.from_json(made.as_json()) == made
 
 
 def test_json_has_the_fields_of_the_contract_and_comes_back() -> None:

@@ -21,7 +21,7 @@ from radixkv.commands import Copy, CopyDone
 from radixkv.device import arena
 from radixkv.device.copier import PAUSE_FIRST_S, ProcessCopier
 from radixkv.device.copier_process import PoolTiers
-from radixkv.device.copying import NICE
+from radixkv.device.copying import LOAD_NICE, SAVE_NICE
 
 PATIENCE_S = 30.0
 PAGE_BYTES = 4096 + 256
@@ -354,7 +354,9 @@ def test_it_has_only_what_it_needs(pool: Memory, running: ProcessCopier) -> None
     assert held.count("/dev/null") <= 3
     maps = Path(f"/proc/{pid}/maps").read_text()
     assert "libtorch" not in maps and "zmq" not in maps
-    assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + NICE
+    threads = [int(thread) for thread in os.listdir(f"/proc/{pid}/task")]
+    niceness = sorted(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads)
+    assert niceness == [LOAD_NICE, SAVE_NICE], "no other threads"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
     running.submit(save(2, [1], [1]))
