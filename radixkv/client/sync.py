@@ -7,6 +7,9 @@
         with pool.reserve(tokens, namespace=radixkv.Namespace("llama")) as seq:
             ...                     # compute tokens from seq.cached_tokens on, into the pages of seq.page_table
             seq.commit(len(tokens))
+
+A method reads its arguments, makes a verb of them and ends in ``return self._run(verb)``: ``radixkv.aio`` uses the same
+methods with another ``_run``.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as AnySequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -24,24 +27,22 @@ from radixkv.client import step as steps
 from radixkv.client import suspend as suspending
 from radixkv.client import verbs
 from radixkv.client.batch import ShareItem, TruncateItem, natural
-from radixkv.client.link import Link
-from radixkv.client.mapping import PoolMemory
+from radixkv.client.effects import Verb
+from radixkv.client.handles import PoolHandle, SequenceHandle
+from radixkv.client.link import Link, Locked
 from radixkv.client.namespace import Namespace
 from radixkv.client.outbox import Event
-from radixkv.client.pool import PoolState
 from radixkv.client.ranks import group_token
-from radixkv.client.sequence import Grant, SequenceState
+from radixkv.client.sequence import Grant
 from radixkv.client.session import Session
 from radixkv.client.snapshot import Snapshot
 from radixkv.client.tokens import Tokens, pack
 from radixkv.client.verbs import Want
-from radixkv.commands import CopyRow
-from radixkv.config import LAST_PAGE_MODES, Layout
+from radixkv.config import LAST_PAGE_MODES
 from radixkv.errors import BadRequest, Forked, RadixKVError, SessionLost, Timeout, Unavailable
 from radixkv.ipc.endpoint import resolve
 
-if TYPE_CHECKING:
-    from torch import Tensor
+T = TypeVar("T")
 
 TIMEOUT_S = 5.0
 TICKET_TTL_S = 30.0
@@ -79,7 +80,7 @@ class Client:
 
     def stats(self) -> Snapshot:
         """A frozen snapshot of the daemon: attributes and items."""
-        return self._link.run(verbs.stats())
+        return self._run(verbs.stats())
 
     @property
     def group_token(self) -> bytes:
@@ -100,6 +101,9 @@ class Client:
         self._finalizer.detach()
         self._link.close()
 
+    def _run(self, verb: Verb[T]) -> T:
+        return self._link.run(verb)
+
     def __enter__(self) -> Client:
         return self
 
@@ -111,44 +115,10 @@ class Client:
         return f"<Client of {self._link.endpoint.address}: {state}>"
 
 
-class Pool(PoolState):
+class Pool(PoolHandle):
     """Pages of one KV spec, shared by all workers of a machine; its memory is mapped into this process."""
 
-    def __init__(self, client: Client, link: Link, name: str) -> None:
-        super().__init__(link.core, name)
-        self.client = client
-        self.link = link
-
-    @property
-    def total_pages(self) -> int:
-        return self.memory.pages
-
-    @property
-    def host_pages(self) -> int:
-        """How many pages the host tier holds; 0: there is none. They are not mapped: what is hit is loaded first."""
-        return self.memory.host_pages
-
-    @property
-    def ranks(self) -> int:
-        """How many processes hold the pool together; ``keys`` and ``values`` are this one's, rank 0's."""
-        return self._mapped().ranks
-
-    @property
-    def layout(self) -> Layout:
-        """Where each element of a page lies in the arena."""
-        return self._mapped().layout
-
-    def keys(self, layer: int) -> Tensor:
-        """Torch view [pages, page_size, kv_heads, head_dim] of the mapped arena. Errors: BadRequest, Forked."""
-        return self._mapped().keys(layer)
-
-    def values(self, layer: int) -> Tensor:
-        """Torch view [pages, page_size, kv_heads, head_dim] of the mapped arena. Errors: BadRequest, Forked."""
-        return self._mapped().values(layer)
-
-    def copy_rows(self, rows: Iterable[CopyRow]) -> None:
-        """Carry out a sequence's copy_rows in this process's arena. Errors: Forked."""
-        self._mapped().copy(rows)
+    client: Client
 
     def reserve(  # noqa: PLR0913 - the public contract
         self,
@@ -173,18 +143,18 @@ class Pool(PoolState):
         headroom = natural("headroom_tokens", headroom_tokens)
         wait_s = 0.0 if timeout is None else verbs.seconds("timeout", timeout)
         want = Want(_namespace(namespace), pack(tokens), headroom, last_page, wait_s, copy)
-        return _ours(self.link.run(verbs.reserve(self.core, self, want)))
+        return cast("Sequence", self._run(verbs.reserve(self.core, self, want)))
 
     def adopt(self, ticket: bytes, *, copy: bool = True) -> Sequence:
         """Take over a sequence that another client handed off. Errors: StaleHandle (used, over its time, unknown)."""
-        return _ours(self.link.run(verbs.adopt(self.core, self, ticket, copy)))
+        return cast("Sequence", self._run(verbs.adopt(self.core, self, ticket, copy)))
 
     def lookup(self, tokens: Any, *, namespace: Namespace = _NO_NAMESPACE) -> Any:
         """How much of a prompt is cached: ``Found``; for a list of prompts a list of them. Changes nothing."""
         many = _is_many(tokens)
         prompts = [pack(prompt) for prompt in tokens] if many else [pack(tokens)]
-        found = self.link.run(verbs.lookup(self, _namespace(namespace), prompts))
-        return found if many else found[0]
+        found = verbs.lookup(self, _namespace(namespace), prompts)
+        return self._run(found) if many else self._run(_only(found))
 
     def prefetch(
         self, tokens: Tokens, *, namespace: Namespace = _NO_NAMESPACE, timeout: float | None = None
@@ -196,7 +166,7 @@ class Pool(PoolState):
         Errors: OutOfPages, BadRequest, LimitExceeded, Timeout, Unavailable.
         """
         limit = None if timeout is None else verbs.seconds("timeout", timeout)
-        return self.link.run(verbs.prefetch(self.core, self, _namespace(namespace), pack(tokens), limit))
+        return self._run(verbs.prefetch(self.core, self, _namespace(namespace), pack(tokens), limit))
 
     def step(  # noqa: PLR0913 - the public contract
         self,
@@ -215,30 +185,24 @@ class Pool(PoolState):
         result mirrors the arguments. Raises only if the whole message failed.
         """
         plan = steps.Plan(list(free), truncate, commit, extend, share, copy)
-        return self.link.run(steps.step(self.core, plan), plan.sequences())
+        return self._run(steps.step(self.core, plan), plan.sequences())
 
     def invalidate(self, namespace: Namespace) -> int:
         """Old pages of this namespace never match again. Returns its new epoch."""
-        return self.link.run(verbs.invalidate(self, _namespace(namespace)))
+        return self._run(verbs.invalidate(self, _namespace(namespace)))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything fenced has gone out and is answered. Raises the first deferred error, or Timeout."""
-        self.link.run(verbs.flush(self.core, self, timeout))
+        return self._run(verbs.flush(self.core, self, timeout))
 
     def make(self, session: Session, grant: Grant) -> Sequence:
         return Sequence(self, session, grant)
 
-    def _mapped(self) -> PoolMemory:
-        self.link.check()
-        memory = self.memory
-        assert isinstance(memory, PoolMemory)
-        return memory
-
-    def __repr__(self) -> str:
-        return f"<Pool {self.name!r}: {self.total_pages} pages of {self.page_size} tokens>"
+    def _run(self, verb: Verb[T], locks: Iterable[Locked] = ()) -> T:
+        return self.link.run(verb, locks)
 
 
-class Sequence(SequenceState):
+class Sequence(SequenceHandle):
     """One request's tokens and pages. Leaving a ``with`` block frees it; it commits nothing.
 
     ``after=`` of a verb: an event (``query``, ``synchronize``) of the device work that the verb has to come after. The
@@ -251,42 +215,34 @@ class Sequence(SequenceState):
 
     pool: Pool
 
-    @property
-    def loading(self) -> tuple[int, ...]:
-        """Entries of the page table that are still being loaded from the host tier: none. Whoever is given pages waits
-        until all are there.
-        """
-        return ()
-
     def commit(self, n_tokens: int, after: Event | None = None) -> None:
         """KV of the first n tokens is written and complete: full pages become visible to others.
 
         Errors: BadRequest (over length, or less than committed), StaleHandle, SessionLost.
         """
-        self._run(verbs.commit(self.pool.core, self, n_tokens, after))
+        return self._run(verbs.commit(self.pool.core, self, n_tokens, after))
 
     def extend(self, tokens: Tokens = (), headroom_tokens: int = 0) -> None:
         """Append tokens; afterwards there is room for at least ``headroom_tokens`` more. All or nothing.
 
         Errors: OutOfPages, BadRequest, LimitExceeded, StaleHandle, SessionLost.
         """
-        self._run(verbs.extend(self.pool.core, self, pack(tokens), headroom_tokens))
+        return self._run(verbs.extend(self.pool.core, self, pack(tokens), headroom_tokens))
 
     def truncate(self, n_tokens: int, after: Event | None = None, *, copy: bool = True) -> None:
         """Keep exactly the first n tokens and no headroom. Errors: BadRequest, OutOfPages, StaleHandle, SessionLost."""
-        self._run(verbs.truncate(self.pool.core, TruncateItem(self, n_tokens, copy), after))
+        return self._run(verbs.truncate(self.pool.core, TruncateItem(self, n_tokens, copy), after))
 
     def share(self, at: int | None = None, count: int = 1, *, copy: bool = True) -> list[Sequence]:
         """Fork ``count`` children that begin with the first ``at`` tokens (None: all committed ones).
 
         Errors: BadRequest (at over committed), OutOfPages, StaleHandle, SessionLost.
         """
-        children = self._run(verbs.share(self.pool.core, ShareItem(self, at, count, copy)))
-        return [_ours(child) for child in children]
+        return cast("list[Sequence]", self._run(verbs.share(self.pool.core, ShareItem(self, at, count, copy))))
 
     def copied(self, after: Event | None = None) -> None:
         """The caller has carried out copy_rows; their source pages are released."""
-        self._run(verbs.copied(self.pool.core, self, after))
+        return self._run(verbs.copied(self.pool.core, self, after))
 
     def free(self, after: Event | None = None, *, commit: int = 0) -> None:
         """Give the sequence up: committed full pages stay cached, the rest goes back. Twice is a no-op.
@@ -294,15 +250,15 @@ class Sequence(SequenceState):
         ``commit``: the first so many tokens are complete; as ``commit(n)`` just before, in the same round trip. If that
         is refused the error is raised, and the sequence is given up all the same.
         """
-        self._run(verbs.free(self.pool.core, self, after, commit))
+        return self._run(verbs.free(self.pool.core, self, after, commit))
 
     def handoff(self, ttl: float = TICKET_TTL_S, after: Event | None = None) -> bytes:
         """A ticket by which another client adopts this sequence within ``ttl`` seconds; here it is over."""
-        return self.pool.link.run(verbs.handoff(self.pool.core, self, ttl, after), (self,))
+        return self._run(verbs.handoff(self.pool.core, self, ttl, after))
 
     def compact(self) -> None:
         """Name the canonical pages instead of our own copies of them: a new page table."""
-        self._run(verbs.compact(self.pool.core, self))
+        return self._run(verbs.compact(self.pool.core, self))
 
     def suspend(self, after: Event | None = None) -> None:
         """Give all pages up and keep the tokens: for engines that preempt. What is committed in full pages stays cached
@@ -311,7 +267,7 @@ class Sequence(SequenceState):
         Until ``resume`` all verbs but ``free`` are refused. Waits for ``after``.
         Errors: StaleHandle, SessionLost, Unavailable.
         """
-        self._run(suspending.suspend(self.pool.core, self, after))
+        return self._run(suspending.suspend(self.pool.core, self, after))
 
     def resume(self, timeout: float | None = None) -> None:
         """Come back after ``suspend``, with a new page table.
@@ -322,16 +278,10 @@ class Sequence(SequenceState):
         ``timeout`` as for ``Pool.reserve``; errors too, and after one it is still suspended.
         """
         wait_s = 0.0 if timeout is None else verbs.seconds("timeout", timeout)
-        self._run(suspending.resume(self.pool.core, self, wait_s))
+        return self._run(suspending.resume(self.pool.core, self, wait_s))
 
-    def valid(self) -> bool:
-        """May what was computed from these pages be used? Asked *after* the device work. Errors: Forked."""
-        if self.pool.link.forked:
-            self.pool.link.check()
-        return self.intact()
-
-    def _run(self, verb: Any) -> Any:
-        return self.pool.link.run(verb, (self,))
+    def _run(self, verb: Verb[T]) -> T:
+        return self.pool._run(verb, (self,))
 
     def __enter__(self) -> Sequence:
         return self
@@ -348,11 +298,6 @@ class Sequence(SequenceState):
                 raise
 
 
-def _ours(seq: SequenceState) -> Sequence:
-    assert isinstance(seq, Sequence)
-    return seq
-
-
 def _pool_name(given: Any) -> str:
     if not isinstance(given, str) or not 0 < len(given) <= NAME_MAX or not given.isprintable():
         raise BadRequest(f"a pool's name has 1 to {NAME_MAX} printable characters, not {given!r:.80}")
@@ -363,6 +308,10 @@ def _namespace(given: Any) -> Namespace:
     if not isinstance(given, Namespace):
         raise BadRequest(f"namespace is a radixkv.Namespace, not {type(given).__name__}")
     return given
+
+
+def _only(found: Verb[list[verbs.Found]]) -> Verb[verbs.Found]:
+    return (yield from found)[0]
 
 
 def _is_many(tokens: Any) -> bool:
