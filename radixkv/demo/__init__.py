@@ -23,7 +23,7 @@ def run(*, document: Path | None = None, questions: Sequence[str] = (), as_json:
     """Run the demo. Gives the exit code: 0 when all went as it must, 1 when not, 2 when the input cannot be used.
 
     document: a text file (None: the handbook in examples/). questions: asked in this order, again from the first when
-    there are fewer than eight. as_json: print one JSON object instead of the tables.
+    there are fewer than nine. as_json: print one JSON object instead of the tables.
     """
     from radixkv.demo.options import load
     from radixkv.demo.scenario import run_demo

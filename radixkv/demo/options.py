@@ -9,7 +9,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DOCUMENT = EXAMPLES / "harbour-handbook.md"
 QUESTIONS = EXAMPLES / "harbour-questions.txt"
-QUESTIONS_NEEDED = 8
+QUESTIONS_NEEDED = 9
 MAX_NEW_TOKENS = 24
 KILL_AFTER_TOKENS = 4
 """So much of an answer has been said when its worker, or the daemon, is killed."""
@@ -21,7 +21,7 @@ class BadInput(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A document and eight questions about it."""
+    """A document and nine questions about it."""
 
     document: str
     questions: tuple[str, ...]

@@ -23,6 +23,8 @@ START_TIMEOUT_S = 30.0
 SILENCE_TIMEOUT_S = 180.0
 """A worker that says nothing for this long is stuck. Loading the model is the longest silence there is."""
 END_TIMEOUT_S = 30.0
+HOST_PAGES = 512
+"""The host tier: 360 MiB, room for the longest prompt that the model takes."""
 
 
 class DemoFailed(Exception):
@@ -41,7 +43,10 @@ class DaemonProcess:
         self._log = folder / "daemon.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RADIXKV_")}
         endpoint = f"ipc://{folder / 'radixkv.sock'}"
-        command = [sys.executable, "-m", "radixkv", "serve", "--supervised", "--endpoint", endpoint]
+        command = [
+            sys.executable, "-m", "radixkv", "serve", "--supervised", "--endpoint", endpoint,
+            "--pool", f"name=default,host_pages={HOST_PAGES}",
+        ]  # fmt: skip
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment, process_group=0

@@ -114,7 +114,9 @@ def _pages(counts: list[PageCount]) -> Table:
     table.add_column("when")
     for state in states:
         table.add_column(state, justify="right")
+    table.add_column("host only", justify="right")
     table.add_column("sequences", justify="right")
     for count in counts:
-        table.add_row(count.when, *(str(count.states.get(state, 0)) for state in states), str(count.sequences))
+        on_device = [str(count.states.get(state, 0)) for state in states]
+        table.add_row(count.when, *on_device, str(count.host_only), str(count.sequences))
     return table

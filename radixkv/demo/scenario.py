@@ -9,6 +9,7 @@
     6        worker 3, which is new: still found cached
     7        worker 3: SIGKILL to the daemon in the middle of the answer; the next daemon comes, the answer goes on
     8        worker 1: found cached, by the next daemon
+    9        somebody else takes all pages of the device: the document goes to the host tier. Worker 3: it comes back
     then     all but 5 again in the same grouping, by Transformers alone: the outputs must be equal
 """
 
@@ -80,6 +81,7 @@ def _run(task: Task, console: Console) -> report.Result:
         scenario = _Scenario(task, crew, client, display)
         scenario.answer_questions()
         scenario.outlive_the_daemon(daemon)
+        scenario.come_back_from_the_host()
         scenario.compare()
         crew.end()
         scenario.count("at the end")
@@ -152,10 +154,27 @@ class _Scenario:
         self._faults += verdict.restart_faults(held[0], after, answer, found.device_tokens, page_size)
         self._ask({"8": self._one})
 
+    def come_back_from_the_host(self) -> None:
+        """Leave no room on the device, as a crowd of other requests would, and ask about the document again."""
+        pool = self._pool
+        others = range(pool.total_pages * pool.page_size)
+        with pool.reserve(others, namespace=radixkv.Namespace("somebody else"), timeout=TIMEOUT_S):
+            away = self.count("while somebody else has the whole device")
+        self._ask({"9": self._three})
+        self._journey = away, self.count("after the document came back")
+
     def compare(self) -> None:
         """Answer the finished questions again, grouped as before, but by Transformers alone."""
         one, three = self._one, self._three
-        for group in ({"1": one}, {"2": three}, {"3": one, "4": three}, {"6": three}, {"7": three}, {"8": one}):
+        for group in (
+            {"1": one},
+            {"2": three},
+            {"3": one, "4": three},
+            {"6": three},
+            {"7": three},
+            {"8": one},
+            {"9": three},
+        ):
             jobs = {name: Job(worker, self._order("reference", name)) for name, worker in group.items()}
             self._work(jobs, "without cache")
             for name, job in jobs.items():
@@ -164,16 +183,25 @@ class _Scenario:
 
     def count(self, when: str) -> PageCount:
         """Ask the daemon for its page counts and keep them."""
-        pool = self._client.stats()["pools"][POOL]
+        stats = self._client.stats()
+        pool = stats["pools"][POOL]
         states = {state: int(pages) for state, pages in pool["pages"].items()}
-        count = PageCount(when, int(pool["total_pages"]), states, int(pool["sequences"]))
+        count = PageCount(
+            when,
+            total=int(pool["total_pages"]),
+            states=states,
+            sequences=int(pool["sequences"]),
+            host_only=int(pool["host_only_pages"]),
+            loaded=int(stats["counters"]["loaded_pages"]),
+        )
         self._counts.append(count)
         return count
 
     def result(self, boot_ids: list[str], daemon_exit: int) -> report.Result:
         answers = list(self._answers.values())
         faults = [fault for answer in answers for fault in verdict.faults_of(answer, self._pool.page_size)]
-        faults += verdict.page_faults(self._counts) + self._faults + verdict.wait_faults(answers[-1])
+        faults += verdict.page_faults(self._counts) + self._faults + verdict.wait_faults(self._answers["8"])
+        faults += verdict.host_faults(*self._journey, self._answers["9"])
         faults += verdict.end_faults(self._counts[-1], daemon_exit) + verdict.boot_faults(boot_ids)
         return report.Result(answers, self._kills, self._counts, boot_ids, faults, time.monotonic() - self._began)
 

@@ -48,6 +48,10 @@ class PageCount:
     total: int
     states: dict[str, int]
     sequences: int
+    host_only: int = 0
+    """Pages that the host tier alone has."""
+    loaded: int = 0
+    """Pages that came back from it, ever."""
 
     @property
     def busy(self) -> int:
@@ -124,6 +128,22 @@ def restart_faults(before: PageCount, after: PageCount, answer: Answer, found_to
     computed = len(answer.tokens) - 1  # nobody asked for what follows the last token
     if found_tokens != computed // page_size * page_size:
         faults.append(f"request {answer.id}: of {computed} computed tokens the next daemon has {found_tokens}")
+    return faults
+
+
+def host_faults(away: PageCount, back: PageCount, answer: Answer) -> list[str]:
+    """The document had left the device, was loaded from the host tier, and that was quicker than to compute it."""
+    faults = []
+    if away.states.get("cached", 0) != 0 or away.host_only == 0:
+        faults.append(
+            f"{away.states.get('cached', 0)} cached pages were still on the device, {away.host_only} had left"
+        )
+    loaded, cached = back.loaded - away.loaded, answer.done["cached_tokens"]
+    if loaded == 0 or cached == 0:
+        faults.append(f"request {answer.id}: {loaded} pages were loaded for {cached} cached tokens")
+    ttft_s, uncached_s = answer.done["ttft_s"], answer.reference["ttft_s"]
+    if ttft_s >= max(WAIT_MAX_S, uncached_s):
+        faults.append(f"request {answer.id}: {ttft_s:.2f} s to load the document, {uncached_s:.2f} s to compute it")
     return faults
 
 
