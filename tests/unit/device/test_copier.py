@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import math
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ import pytest
 
 from radixkv.commands import Copy, CopyDone
 from radixkv.device import arena
-from radixkv.device.copier import PAUSE_FIRST_S, ProcessCopier
+from radixkv.device.copier import PAUSE_FIRST_S, STUCK_S, ProcessCopier
 from radixkv.device.copier_process import PoolTiers
 from radixkv.device.copying import LOAD_NICE, SAVE_NICE
 
@@ -315,6 +316,25 @@ def test_one_that_dies_again_and_again_has_to_wait(running: ProcessCopier) -> No
     assert time.monotonic() - begin >= PAUSE_FIRST_S / 2
     assert tried > 1
     assert verdicts(ends(running, 1)) == [(tried, True)]
+
+
+def test_one_that_takes_far_too_long_is_killed(pool: Memory, running: ProcessCopier) -> None:
+    """By whoever watches the clock; here the clock is an argument."""
+    assert running.stuck_at == math.inf
+    pid = running.pid
+    assert pid is not None
+    stop(pid)
+    running.submit(save(1, [0], [0]))
+    due = running.stuck_at
+    assert time.monotonic() < due < time.monotonic() + STUCK_S + 1
+    running.submit(save(2, [1], [1]))
+    running.kill_if_stuck(due - 0.001)
+    assert running.timed_out == 0
+    running.kill_if_stuck(due)
+    assert running.timed_out == 1 and running.stuck_at == math.inf, "asked for once"
+    assert verdicts(ends(running, 2)) == [(1, False), (2, False)]
+    running.submit(save(3, [1], [1]))
+    assert verdicts(ends(running, 1)) == [(3, True)]
 
 
 def test_a_direction_that_fails_takes_the_process_with_it(
