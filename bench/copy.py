@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import radixkv
+from bench.clean import clean_row
 from bench.ipc import reserve_and_free
 from bench.rows import Row, report, single
 from bench.rows import row as median_row
@@ -59,6 +60,7 @@ def rows() -> Iterator[Row]:
     for direction in DIRECTIONS:
         worse = min((row for row in made if direction in row.name), key=lambda row: row.value)
         yield replace(worse, name=f"copy.{direction}_ratio", bar=RATIO_BAR, at_least=True)
+    yield clean_row()
     yield from control()
 
 

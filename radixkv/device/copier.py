@@ -30,7 +30,7 @@ from radixkv.types import PAGE_ID_BYTES
 YOUNG_S = 5.0
 """A process that dies within this time has crashed; after a second crash in a row the next one has to wait."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
-STUCK_S, SLOWEST_BYTES_PER_S = 5.0, 100e6
+STUCK_S, SLOWEST_BYTES_PER_S = 5.0, 10e6
 """A copy may take so long, and besides as long as its bytes take at this speed, from when it is its turn."""
 
 
