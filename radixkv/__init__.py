@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from radixkv import aio
     from radixkv.client.namespace import Namespace
     from radixkv.client.ranks import attach
     from radixkv.client.sync import Client, Pool, Sequence, connect
@@ -45,13 +46,15 @@ _HOMES = {
 }
 
 __all__ = [
-    "connect", "attach", "Client", "Pool", "Sequence", "Namespace", "__version__",
+    "connect", "attach", "aio", "Client", "Pool", "Sequence", "Namespace", "__version__",
     "RadixKVError", "OutOfPages", "Timeout", "StaleHandle", "SessionLost", "BadRequest", "LimitExceeded",
     "Unavailable", "PermissionDenied", "Draining", "CopyFailed", "VersionMismatch", "Forked",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return import_module("radixkv.aio")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")

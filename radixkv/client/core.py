@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import count, takewhile
 from weakref import WeakValueDictionary
 
 from radixkv.client.batch import Batch, FreeItem, Outgoing, Part, ShareItem, lost
 from radixkv.client.effects import Ask, Repeat
-from radixkv.client.outbox import Outbox
+from radixkv.client.outbox import Drop, Outbox
 from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
 from radixkv.commands import Body, Reply, Request, Welcome
@@ -46,6 +46,8 @@ class Core:
         """By request id, in the order of numbering."""
         self._late: WeakValueDictionary[int, Outgoing] = WeakValueDictionary()
         """Abandoned, but their sequences would still like to know."""
+        self._unwanted: dict[int, list[Drop]] = {}
+        """What abandoned requests may still make, by request id: it can be freed as soon as they are answered."""
 
     # -- the session ----------------------------------------------------------------------------------------------
 
@@ -158,6 +160,7 @@ class Core:
         """
         with self._settling:
             out = self._pending.get(request) or self._late.get(request)
+            self._late_grant(request)
             if out is None:
                 return
             if lost(reply):
@@ -194,7 +197,8 @@ class Core:
         for item in batch.items:
             item.error = error
             if isinstance(item, ShareItem):
-                self.drop_children(session, item, out.request.deadline)
+                self._give_back(session, out, range(item.first_child, item.first_child + item.count))
+                item.count = 0
             if isinstance(item, FreeItem):
                 self.outbox.drop(session, item.seq.id)
             elif out not in item.seq.unsettled:
@@ -209,22 +213,41 @@ class Core:
             if out.deferred and out.batch is not None:
                 self.outbox.recall(out.batch, session)
 
-    def drop_children(self, session: Session, item: ShareItem, not_before: float) -> None:
-        for child in range(item.first_child, item.first_child + item.count):
-            self.outbox.drop(session, child, not_before)
-        item.count = 0
-
     def give_up(self, ask: Ask, sequence: int) -> None:
         """The caller of a reserve or an adopt no longer waits: nothing may be left behind for it.
 
-        Until its deadline the request may still be executed, so the free goes out after that; one that waits in the
-        daemon's queue is taken out at once.
+        Until its deadline the request may still be executed, so the free goes out after that, or after a late reply;
+        one that waits in the daemon's queue is taken out at once.
         """
-        for out in ask.sent:
-            not_before = out.request.deadline if out.reply is None else 0.0
-            self.outbox.drop(ask.session, sequence, not_before)
-            if ask.wait_s > 0 and out.reply is None:
-                self.outbox.cancel(ask.session, out.request.id)
+        with self._settling:
+            for out in ask.sent:
+                self._give_back(ask.session, out, [sequence])
+                if ask.wait_s > 0 and out.reply is None:
+                    self.outbox.cancel(ask.session, out.request.id)
+        self.outbox.press()
+
+    def _give_back(self, session: Session, out: Outgoing, sequences: Iterable[int]) -> None:
+        """Free what this request has made, or may still make."""
+        if out.reply is not None:
+            for sequence in sequences:
+                self.outbox.drop(session, sequence)
+            return
+        deadline, now = out.request.deadline, self.clock()
+        for request in list(takewhile(lambda earlier: _over(self._unwanted[earlier], now), self._unwanted)):
+            del self._unwanted[request]
+        self._unwanted[out.request.id] = [self.outbox.drop(session, sequence, deadline) for sequence in sequences]
+
+    def _late_grant(self, request: int) -> None:
+        """It has been executed, or never will be: what it made need not wait for its deadline any more."""
+        drops = self._unwanted.pop(request, ())
+        for drop in drops:
+            drop.not_before = 0.0
+        if drops:
+            self.outbox.press()
+
+
+def _over(drops: Sequence[Drop], now: float) -> bool:
+    return all(drop.not_before <= now for drop in drops)
 
 
 def no_reply(core: Core, wait_s: float = 0.0) -> Timeout:

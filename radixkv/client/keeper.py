@@ -79,7 +79,7 @@ class Keeper:
             due = core.clock() >= beat
             if due:
                 beat = core.clock() + interval
-            if due or len(core.outbox):
+            if due or len(core.outbox) or core.outbox.pressing:
                 self._send(Ask(connection.session, [Heartbeat()] if due else ()), core.timeout)
         self._farewell()
 

@@ -67,14 +67,28 @@ class Deferred:
         return self.recalled and isinstance(self.item, CommitItem) and self.item.n < self.item.seq.committed_tokens
 
 
+class Drop:
+    """The id of a sequence that nobody holds, to be freed from a monotonic time on."""
+
+    __slots__ = ("not_before", "sequence", "session")
+
+    def __init__(self, session: Session, sequence: int, not_before: float) -> None:
+        self.session = session
+        self.sequence = sequence
+        self.not_before = not_before
+
+
 class Outbox:
     def __init__(self) -> None:
         self.changed: Callable[[], None] = _nothing
         """Called when operations on their way have been answered (a shell wakes those that wait for it)."""
         self.stirred: Callable[[], None] = _nothing
-        """Called when the first fenced operation goes in (a shell begins to look after them)."""
+        """Called when there is something to look after, or to send soon."""
+        self.pressing = False
+        """There is something that should not wait for the next message: pages that a late grant gave to nobody, a
+        request that waits for nobody."""
         self._lock = threading.Lock()
-        self._dropped: deque[tuple[Session, int, float]] = deque()
+        self._dropped: deque[Drop] = deque()
         self._cancels: deque[tuple[Session, int]] = deque()
         self._queues: dict[SequenceState, deque[Deferred]] = {}
         self._flying: dict[SequenceState, list[Item]] = {}
@@ -86,13 +100,20 @@ class Outbox:
 
     # -- putting in -----------------------------------------------------------------------------------------------
 
-    def drop(self, session: Session, sequence: int, not_before: float = 0.0) -> None:
+    def drop(self, session: Session, sequence: int, not_before: float = 0.0) -> Drop:
         """Free an id that nobody holds. Safe in a finaliser: it takes no lock.
 
         ``not_before``: the deadline of the request that may still create it.
         """
+        drop = Drop(session, sequence, not_before)
         if not session.over:
-            self._dropped.append((session, sequence, not_before))
+            self._dropped.append(drop)
+        return drop
+
+    def press(self) -> None:
+        """What is ready should go out soon."""
+        self.pressing = True
+        self.stirred()
 
     def cancel(self, session: Session, request: int) -> None:
         self._cancels.append((session, request))
@@ -163,6 +184,7 @@ class Outbox:
 
     def take(self, session: Session, now: float) -> tuple[list[Batch], list[Cancel]]:
         """All that is ready. Each batch must come back by ``landed``."""
+        self.pressing = False
         if not (self._dropped or self._queues or self._cancels):
             return [], []
         with self._lock:
@@ -175,13 +197,13 @@ class Outbox:
     def _ready_drops(self, session: Session, now: float) -> list[int]:
         ready = []
         for _ in range(len(self._dropped)):
-            owner, sequence, not_before = self._dropped.popleft()
-            if owner is not session:
+            drop = self._dropped.popleft()
+            if drop.session is not session:
                 continue
-            if not_before > now:
-                self._dropped.append((owner, sequence, not_before))
+            if drop.not_before > now:
+                self._dropped.append(drop)
             else:
-                ready.append(sequence)
+                ready.append(drop.sequence)
         return ready
 
     def _ready_cancels(self, session: Session) -> list[Cancel]:

@@ -48,7 +48,7 @@ TIMEOUT_S = 5.0
 TICKET_TTL_S = 30.0
 NAME_MAX = 64
 _NO_NAMESPACE = Namespace("")
-_NOT_WORTH_RAISING = (SessionLost, Unavailable, Timeout, Forked)
+NOT_WORTH_RAISING = (SessionLost, Unavailable, Timeout, Forked)
 """What leaving a ``with`` block keeps to itself: the pages come back without it, or are not ours to give back."""
 
 
@@ -74,7 +74,7 @@ class Client:
     def pool(self, name: str = "default") -> Pool:
         """Attach and map a pool. Errors: BadRequest when the daemon has none of that name."""
         self._link.check()
-        pool = self._link.attach_pool(Pool(self, self._link, _pool_name(name)))
+        pool = self._link.attach_pool(Pool(self, self._link, pool_name(name)))
         assert isinstance(pool, Pool)
         return pool
 
@@ -291,14 +291,14 @@ class Sequence(SequenceHandle):
     ) -> None:
         try:
             self.free()
-        except _NOT_WORTH_RAISING:
+        except NOT_WORTH_RAISING:
             return
         except RadixKVError:
             if error is None:
                 raise
 
 
-def _pool_name(given: Any) -> str:
+def pool_name(given: Any) -> str:
     if not isinstance(given, str) or not 0 < len(given) <= NAME_MAX or not given.isprintable():
         raise BadRequest(f"a pool's name has 1 to {NAME_MAX} printable characters, not {given!r:.80}")
     return given

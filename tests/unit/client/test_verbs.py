@@ -121,6 +121,41 @@ def test_an_interrupted_reserve_is_freed_only_when_it_cannot_be_executed_any_mor
     assert desk.bodies == [Step(free=[Free(out.request.body.seq)])]
 
 
+def test_a_late_grant_to_an_interrupted_reserve_is_freed_at_once(desk: Any, good: Any) -> None:
+    verb = verbs.reserve(desk.core, desk.pool, want())
+    next(verb)
+    (out,) = desk.core.envelop(verb.send(desk.session), desk.now + 5.0, desk.epoch)
+    with pytest.raises(KeyboardInterrupt):
+        verb.throw(KeyboardInterrupt())
+    desk.answer = good
+    desk.ship()
+    assert desk.bodies == []
+    desk.core.receive(out.request.id, good(out.request), desk.session)
+    assert desk.core.outbox.pressing
+    desk.ship()
+    assert desk.bodies == [Step(free=[Free(out.request.body.seq)])]
+    assert not desk.core.outbox.pressing
+    desk.now = out.request.deadline
+    desk.ship()
+    assert desk.bodies == []
+
+
+def test_late_children_of_an_interrupted_share_are_freed_at_once(desk: Any, good: Any) -> None:
+    seq = desk.sequence(4, (0,), committed_tokens=4)
+    verb = verbs.share(desk.core, ShareItem(seq, 4, 2))
+    next(verb)
+    outgoing = desk.core.envelop(verb.send(desk.session), desk.now + 5.0, desk.epoch)
+    desk.core.abandon(outgoing, desk.session, Timeout("interrupted"))
+    with pytest.raises(KeyboardInterrupt):
+        verb.throw(KeyboardInterrupt())
+    desk.core.receive(outgoing[0].request.id, good(outgoing[0].request), desk.session)
+    desk.answer = good
+    desk.ship()
+    first = outgoing[0].request.body.share[0].first_child
+    assert desk.bodies == [Step(free=[Free(first), Free(first + 1)])]
+    assert desk.pool.held == [seq]
+
+
 def test_a_late_reply_is_dropped(desk: Any, good: Any) -> None:
     with pytest.raises(Timeout):
         desk.run(verbs.reserve(desk.core, desk.pool, want()))
