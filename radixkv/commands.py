@@ -476,7 +476,10 @@ class Publish(Struct, frozen=True):
 
 
 class Retire(Struct, frozen=True):
-    """Pages go back to the free list, or, where someone may still write to them, into quarantine."""
+    """Pages go back to the free list, or, where someone may still write to them, into quarantine.
+
+    Pages of the host tier are named by their places in the table: behind those of the device.
+    """
 
     pool: str
     pages: bytes
@@ -486,12 +489,21 @@ class Retire(Struct, frozen=True):
 class Stamp(Struct, frozen=True):
     """The last holder let go of the runs of cached pages that end with these: their place in the order of eviction.
 
-    A page's stamp is the latest of its own and of those of all pages that continue it.
+    A page's stamp is the latest of its own and of those of all pages that continue it. Pages by their places, too.
     """
 
     pool: str
     pages: bytes
     stamp: int
+
+
+class Copied(Struct, frozen=True):
+    """Targets have the content of sources in the other tier, each the one's at its place in the list: immutable,
+    in the tree, with all that the table says of them but owner and generation. Pages by their places in the table."""
+
+    pool: str
+    sources: bytes
+    targets: bytes
 
 
 class Own(Struct, frozen=True):
@@ -519,7 +531,7 @@ class SessionRecord(Struct, frozen=True):
     token: bytes
 
 
-Write = Assign | Publish | Retire | Stamp | Own | NamespaceRecord | SessionRecord
+Write = Assign | Publish | Copied | Retire | Stamp | Own | NamespaceRecord | SessionRecord
 
 
 class Copy(Struct, frozen=True):

@@ -39,6 +39,7 @@ class TableMirror:
     """One record a page and pool, one a namespace, one a session slot; built from writes alone."""
 
     def __init__(self, pools: dict[str, int]) -> None:
+        """``pools``: how many records each has, those of the host tier behind the others."""
         self.pages = {name: [Record() for _ in range(pages)] for name, pages in pools.items()}
         self.namespaces: dict[tuple[str, int], tuple[int, bytes]] = {}
         """(pool, id) -> (epoch, canonical bytes)."""
@@ -57,6 +58,8 @@ class TableMirror:
                     record.owner, record.namespace, record.epoch = write.owner, write.namespace, write.epoch
             case commands.Publish():
                 self._publish(write)
+            case commands.Copied():
+                self._copy(write)
             case commands.Retire():
                 new = QUARANTINED if write.quarantined else FREE
                 old = (PRIVATE, SHADOW) if write.quarantined else (PRIVATE, SHADOW, CACHED, QUARANTINED)
@@ -98,6 +101,14 @@ class TableMirror:
             record.tokens = write.tokens[index * each : (index + 1) * each]
             record.parent = parent
             record.hash = parent = write.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
+
+    def _copy(self, write: commands.Copied) -> None:
+        """Out of a page that is in the tree, into one that nobody has."""
+        sources = self._move(write.pool, write.sources, (CACHED,), CACHED)
+        targets = self._move(write.pool, write.targets, (FREE, PRIVATE), CACHED)
+        for source, target in zip(sources, targets, strict=True):
+            for name in ("stamp", "namespace", "epoch", "serial", "parent_serial", "tokens", "parent", "hash"):
+                setattr(target, name, getattr(source, name))
 
     def hashes(self, pool: str) -> Callable[[int], bytes]:
         """The chain hash of a page of this pool, whenever asked."""

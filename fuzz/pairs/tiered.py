@@ -26,6 +26,7 @@ from radixkv.allocator.page_states import State
 from radixkv.config import Config
 from radixkv.engine.engine import Engine
 from radixkv.engine.invariants import check
+from radixkv.engine.pool import IN_TREE
 from radixkv.engine.sequence import Sequence
 from radixkv.tree.node import Node, Root
 
@@ -72,7 +73,7 @@ class Tiered:
         """Copies by number, in the order of their beginning."""
         self.granted: dict[tuple[int, int], commands.Reply] = {}
         """Late answers, by session and request."""
-        self.table = TableMirror({pool.name: pool.pages})
+        self.table = TableMirror({pool.name: pool.pages + pool.host_pages + pool.host_staging_pages})
         self.paths = Paths()
         self.device = Arena(pool.pages, pool.spec.page_size)
         self.host = Arena(pool.host_pages + pool.host_staging_pages, pool.spec.page_size)
@@ -214,15 +215,23 @@ class Tiered:
             self._holds(self.device, bytes(node.pages), rows, "device")
             self._holds(self.host, bytes(node.host), rows, "host")
         for node, stamp in stamps.items():
-            if node.pages and not node.holders:
-                expect("I27", f"stamp of pages {unpack_pages(bytes(node.pages))} in the table", stamp, node.stamp)
+            if not node.holders:
+                expect("I27", f"stamp of pages {self._places(node)} in the table", stamp, node.stamp)
         states = [record.state for record in self.table.pages[self.pool.name]]
-        expect("I1", "states in the table", states, [IN_TABLE[State(state)] for state in self.pool.pages.states])
+        wanted = [IN_TABLE[State(state)] for state in self.pool.pages.states]
+        if self.pool.host is not None:
+            wanted += [CACHED if state in IN_TREE else FREE for state in self.pool.host.pages.states]
+        expect("I1", "states in the table", states, wanted)
 
     def _stamp(self, node: Node) -> int:
         """The latest that the table has of its pages."""
         records = self.table.pages[self.pool.name]
-        return max((records[page].stamp for page in unpack_pages(bytes(node.pages))), default=0)
+        return max(records[place].stamp for place in self._places(node))
+
+    def _places(self, node: Node) -> list[int]:
+        """Of its pages in both tiers, in the table."""
+        behind = self.config.pools[0].pages
+        return unpack_pages(bytes(node.pages)) + [behind + page for page in unpack_pages(bytes(node.host))]
 
     def _nodes(self) -> Iterator[tuple[Node, list[Node]]]:
         """All runs below present roots, each with its path from the root."""

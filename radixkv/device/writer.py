@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.commands import Assign, NamespaceRecord, Own, Publish, Retire, SessionRecord, Stamp, Write
+from radixkv.commands import Assign, Copied, NamespaceRecord, Own, Publish, Retire, SessionRecord, Stamp, Write
 from radixkv.device import arena
 from radixkv.device.descriptors import (
     CACHED,
@@ -58,7 +58,7 @@ from radixkv.types import HASH_BYTES, PAGE_ID_BYTES, TOKEN_BYTES
 
 _COLUMNS = (
     "generations", "owners", "stamps", "scopes", "checks", "states", "parents", "chains", "serials", "parent_serials",
-    "tokens",
+    "tokens", "contents",
 )  # fmt: skip
 _FEW_PAGES = 8
 """Up to here record by record is faster (measured: 0.35 us a page, against 4 us and 0.02 us a page)."""
@@ -107,6 +107,8 @@ class TableWriter:
         self._serials = self._column("<u8", SERIAL)
         self._parent_serials = self._column("<u8", PARENT_SERIAL)
         self._tokens = self._column(f"V{self._token_bytes}", TOKENS)
+        self._contents = self._column(f"V{TOKENS - PARENT + self._token_bytes}", PARENT)
+        """All of these five together."""
 
     def _column(self, dtype: str, offset: int) -> NDArray[Any]:
         """One field of all records: [records], strided over the mapped table."""
@@ -205,6 +207,17 @@ class TableWriter:
             words[word + _CHECK] ^= low ^ high ^ _PUBLISHED[state]
             words[word + _STATE] = state
 
+    def _copied(self, write: Copied) -> None:
+        """From one tier to the other. The check is that of the source but for its generation: were it wrong there, it
+        would be here."""
+        sources, targets = _indices(write.sources), _indices(write.targets)
+        self._stamps[targets] = self._stamps[sources]
+        self._scopes[targets] = self._scopes[sources]
+        self._contents[targets] = self._contents[sources]
+        generations = self._generations[sources] * _MIX ^ self._generations[targets] * _MIX
+        self._checks[targets] = self._checks[sources] ^ generations
+        self._states[targets] = CACHED
+
     def _retire(self, write: Retire) -> None:
         self._set(STATE, write.pages, QUARANTINED if write.quarantined else FREE)
 
@@ -253,6 +266,7 @@ class TableWriter:
 _STORE: dict[type, Callable[[TableWriter, Any], None]] = {
     Assign: TableWriter._assign,
     Publish: TableWriter._publish,
+    Copied: TableWriter._copied,
     Retire: TableWriter._retire,
     Stamp: TableWriter._stamp,
     Own: TableWriter._own,

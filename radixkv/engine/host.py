@@ -24,10 +24,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 
+import numpy as np
 from msgspec import Struct
 
 from radixkv.allocator.page_pool import PagePool
 from radixkv.allocator.page_states import CACHED, EVICT, FREE, LOAD
+from radixkv.commands import Retire, Stamp, Write
+from radixkv.config import PoolConfig
 from radixkv.evictor.lru import LRU
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
@@ -72,15 +75,15 @@ class Copying(Struct, eq=False):
 
 
 class HostTier:
-    def __init__(self, tree: PrefixTree, emptied: Callable[[Root], None], pages: int, staging_pages: int) -> None:
-        """``pages``: how many may be in the host tier alone; ``staging_pages``: further ones, for what passes through.
-
-        ``emptied`` is told when the last run below a root has gone.
-        """
+    def __init__(self, tree: PrefixTree, emptied: Callable[[Root], None], config: PoolConfig) -> None:
+        """``emptied`` is told when the last run below a root has gone."""
         self.tree = tree
         self._emptied = emptied
-        self.limit = pages
-        self.pages = PagePool(pages + staging_pages)
+        self._pool = config.name
+        self._device_pages = config.pages
+        self.limit = config.host_pages
+        """How many pages may be in the host tier alone. There are further ones, for what passes through."""
+        self.pages = PagePool(config.host_pages + config.host_staging_pages)
         self.order: LRU[Node] = LRU()
         """Runs that are in the host tier alone and not held by a copy."""
         self.clean: OrderedDict[Node, None] = OrderedDict()
@@ -96,6 +99,8 @@ class HostTier:
         """After a failed copy nothing is begun for a while."""
         self.taken = 0
         """Device pages handed out since the coldest were last looked at."""
+        self.writes: list[Write] = []
+        """As a pool's: what is FREE here must be so in the table before anything else is copied into it."""
         self.evicted_pages = 0
         """Dropped from the host tier when they were nowhere else."""
 
@@ -131,6 +136,8 @@ class HostTier:
             self.only_pages -= gone
             self.evicted_pages += gone
             self._trim(leaf, gone)
+            if leaf.parent is not None:
+                self.writes.append(Stamp(self._pool, self.end(leaf), leaf.stamp))
             count -= gone
 
     def _trim(self, leaf: Node, pages: int) -> None:
@@ -148,6 +155,17 @@ class HostTier:
 
     def _give(self, packed: bytes) -> None:
         self.pages.give(array("i", packed), CACHED, EVICT)
+        self.writes.append(Retire(self._pool, self.places(packed)))
+
+    # -- in the descriptor table --------------------------------------------------------------------------------
+
+    def places(self, packed: bytes | bytearray | array[int]) -> bytes:
+        """Which records these pages have: those behind the device's."""
+        return (np.frombuffer(packed, np.int32) + np.int32(self._device_pages)).tobytes()
+
+    def end(self, node: Node) -> bytes:
+        """The place of a run's last page: where its stamp is written."""
+        return self.places(node.host[-PAGE_ID_BYTES:])
 
     # -- runs ---------------------------------------------------------------------------------------------------
 
@@ -180,6 +198,7 @@ class HostTier:
         if melted is not None:
             self.order.remove(melted)
         self.order.add(sunk)
+        self.writes.append(Stamp(self._pool, self.end(sunk), sunk.stamp))
         self.only_pages += len(packed) // PAGE_ID_BYTES
         return packed
 

@@ -28,7 +28,7 @@ from radixkv.allocator.page_states import (
     SHADE,
     SHADOW,
 )
-from radixkv.commands import Assign, NamespaceRecord, Publish, Retire, Stamp, Write
+from radixkv.commands import Assign, Copied, NamespaceRecord, Publish, Retire, Stamp, Write
 from radixkv.config import PoolConfig
 from radixkv.engine.host import HostTier
 from radixkv.engine.lineage import Lineage
@@ -69,7 +69,7 @@ class Pool:
         self.namespaces = Namespaces(config.namespaces)
         self.host: HostTier | None = None
         if config.host_pages:
-            self.host = HostTier(self.tree, self.namespaces.emptied, config.host_pages, config.host_staging_pages)
+            self.host = HostTier(self.tree, self.namespaces.emptied, config)
         self.sequences = 0
         self.waiting = WaitingLine()
         """Reserves that wait for pages."""
@@ -135,6 +135,8 @@ class Pool:
             leaf = self.order.victim(short)
             self._evict(leaf, short)
         pages = self.pages.take(count, LOAD)
+        if self.lineage is not None:
+            self.lineage.handed_out(pages)
         self.writes.append(Assign(self.name, pages.tobytes(), 0, root.namespace, root.epoch))
         return pages
 
@@ -245,6 +247,7 @@ class Pool:
         elif seq.depth > depth:
             self.stamp += 1
         if seq.depth > depth:
+            self._stamp_for_copies(seq.node)
             if depth:
                 seq.node, idle = self.tree.lift(seq.node, seq.depth - depth, self.stamp)
             else:
@@ -254,6 +257,11 @@ class Pool:
                 self.fallen_idle(idle, seq.root.retired)
 
     # -- the source of copy_rows --------------------------------------------------------------------------------
+
+    def _stamp_for_copies(self, end: Node) -> None:
+        """What a copy holds does not fall idle when it is let go of; its place is that of now all the same."""
+        if self.host is not None and self.host.copies:
+            self.writes.append(Stamp(self.name, bytes(end.pages[LAST_ID]), self.stamp))
 
     def release_source(self, seq: Sequence) -> None:
         """The rows have been copied, or never will be."""
@@ -272,6 +280,7 @@ class Pool:
                     del self.copying[source]
             self.drop(array("i", (source,)), self.pages.states[source], quarantine)
         elif seq.source_node is not None:
+            self._stamp_for_copies(seq.source_node)
             idle, root = self.tree.unpin(seq.source_node, self.stamp)
             self.fallen_idle(idle, root.retired)
             seq.source_node = None
@@ -343,21 +352,23 @@ class Pool:
             pages = seq.pages[first + shadows : full_pages]
             packed = pages.tobytes()
             self.pages.move(pages, PRIVATE, PUBLISH)
-            (before,) = _PAGE_ID.unpack_from(seq.node.pages, -PAGE_ID_BYTES) if seq.depth else (NO_PAGE,)
             risen = self._raise(seq, tokens, packed) if self.host is not None else 0
-            if risen < new:
-                cut, behind, here = risen * size, risen * PAGE_ID_BYTES, risen * HASH_BYTES
-                seq.node = self.tree.grow(seq.node, tokens[cut:], packed[behind:], hashes[here:])
+            if risen:
+                parent, hashes = last(hashes[: risen * HASH_BYTES]), hashes[risen * HASH_BYTES :]
+                packed, tokens = packed[risen * PAGE_ID_BYTES :], tokens[risen * size :]
+            if packed:
+                (before,) = _PAGE_ID.unpack_from(seq.node.pages, -PAGE_ID_BYTES) if seq.depth + risen else (NO_PAGE,)
+                seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
+                self.writes.append(Publish(self.name, packed, False, parent, hashes, tokens, before))
             if self.host is not None and self.config.host_write == "through":
                 self.host.fresh[seq.node] = None
             seq.depth = full_pages
             self.counters["committed_pages"] += new
             self.gained = True  # who waits may need fewer pages now
-            self.writes.append(Publish(self.name, packed, False, parent, hashes, tokens, before))
             if self.copying:
                 self._sources_published(pages, seq.node)
         seq.published = full_pages
-        seq.chain = hashes[-HASH_BYTES:] if new else parent
+        seq.chain = hashes[-HASH_BYTES:] or parent
 
     def _already_there(self, seq: Sequence, tokens: bytes) -> int:
         """How many of the pages with these tokens, behind the published ones, the tree has; the path grows over them.
@@ -394,6 +405,7 @@ class Pool:
         seq.node, woken = self.tree.pin(below, above=above)
         self.woken(woken)
         end = below.pages * PAGE_ID_BYTES
+        self.writes.append(Copied(self.name, host.places(b"".join(below.parts)), packed[:end]))
         for node in self.tree.path(seq.node, above=above):
             begin = end - node.page_count * PAGE_ID_BYTES
             host.surface(node, packed[begin:end])

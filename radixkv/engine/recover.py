@@ -23,6 +23,7 @@ it. A page without either was held when the daemon died, and is the newest.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,11 +36,11 @@ from radixkv.config import Config
 from radixkv.engine.engine import Engine
 from radixkv.engine.lineage import Lineage
 from radixkv.engine.pool import LAST_ID, Pool
-from radixkv.engine.scan import scan
+from radixkv.engine.scan import Contents, scan
 from radixkv.engine.state import NOBODY
 from radixkv.image import NO_PAGE, SessionImage, TableImage
 from radixkv.tree.node import Node, Root
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
+from radixkv.types import HASH_BYTES
 
 _UNSEEN, _PLACED, _BROKEN = range(3)
 
@@ -113,7 +114,7 @@ class _Restore:
 
     def trees(self) -> None:
         """Build the trees from pages that follow one another, the most recently used ends first."""
-        contents = self.contents
+        pool, contents = self.pool, self.contents
         stamps = contents.stamps.copy()
         self._stamp_held(stamps)
         walk = _Walk(self)
@@ -126,6 +127,8 @@ class _Restore:
             lost[places[places >= 0]] = False
         self._free(np.flatnonzero(lost))
         self._order(walk.nodes)
+        if pool.host is not None:
+            pool.host.pages.restore(self.states[self.image.pages :])
 
     def root_of(self, record: int, key: tuple[int, int]) -> Root | None:
         """The tree of (namespace id, epoch) that a first page belongs to; None if the namespace is not there."""
@@ -152,20 +155,33 @@ class _Restore:
         pool, own = self.pool, self.image.stamps
         for stamp, _, node in sorted(nodes, key=lambda entry: (entry[0], -entry[1])):
             node.stamp = stamp
-            pool.order.add(node)
-            end = bytes(node.pages[LAST_ID])
+            end = self._into_order(node)
             if node.children and own[int.from_bytes(end, "little")] != stamp:
                 self.writes.append(Stamp(pool.name, end, stamp))
         for root in self.roots.values():
             if root.retired and root.children:
                 pool.retired.append((root, None))
 
+    def _into_order(self, node: Node) -> bytes:
+        """Of the tier that it is in. Returns the place of its last page."""
+        pool, host = self.pool, self.pool.host
+        if node.pages:
+            pool.order.add(node)
+            if host is not None and node.host:
+                host.clean[node] = None
+            return bytes(node.pages[LAST_ID])
+        assert host is not None
+        host.order.add(node)
+        host.only_pages += node.page_count
+        return host.end(node)
+
     # -- all others -----------------------------------------------------------------------------------------------
 
     def others(self, engine: Engine, known: set[int], attached: Collection[int]) -> None:
         image, pool = self.image, self.pool
         lineage = Lineage(image, self.roots)
-        outside = np.flatnonzero((image.states != PageState.FREE) & (image.states != PageState.CACHED))
+        device = image.states[: image.pages]
+        outside = np.flatnonzero((device != PageState.FREE) & (device != PageState.CACHED))
         self.states[outside] = PageState.QUARANTINED
         for owner in np.unique(image.owners[outside]).tolist():
             mine = outside[image.owners[outside] == owner]
@@ -178,8 +194,10 @@ class _Restore:
                 self._quarantine(engine, owner, mine)
             else:
                 self._free(mine)
-        pool.pages.restore(self.states)
+        pool.pages.restore(self.states[: image.pages])
         pool.lineage = lineage
+        if pool.host is not None:
+            pool.host.trim()  # what was being loaded when the daemon died is too much now
 
     def _quarantine(self, engine: Engine, owner: int, pages: NDArray[np.intp]) -> None:
         """Of an ended session, which may still write to them."""
@@ -204,8 +222,7 @@ class _Walk:
         self._restore = restore
         self._tree = restore.pool.tree
         self._above = contents.above.tolist()
-        self._fans = contents.followers(contents.above >= NO_PAGE).tolist()
-        """How many follow each."""
+        self._ends_run = _ends_of_runs(contents)
         self.status = bytearray(len(self._above))
         self.nodes: list[tuple[int, int, Node]] = []
         """(stamp, depth in pages, node)."""
@@ -215,7 +232,8 @@ class _Walk:
         self._records = records.tolist()
         self._tokens = image.tokens.tobytes()
         self._hashes = image.chains.tobytes()
-        self._device = contents.device.astype("<i4").tobytes()
+        self._tiers = (contents.device.tolist(), contents.host.tolist())
+        self._host_begins = image.pages
         self._scopes = list(zip(image.namespaces[records].tolist(), image.epochs[records].tolist(), strict=True))
 
     def take_in(self, entry: int, stamp: int) -> None:
@@ -242,11 +260,11 @@ class _Walk:
         return None if root is None else (root, 0)
 
     def _hang(self, run: list[int], at: tuple[Node, int], stamp: int) -> None:
-        """One node up to each page that several follow."""
+        """One node up to each end of a run."""
         node, depth = at
         begin = 0
         for place, entry in enumerate(run, 1):
-            if place < len(run) and self._fans[entry] == 1:
+            if place < len(run) and not self._ends_run[entry]:
                 continue
             entries = run[begin:place]
             made = self._node(node, entries)
@@ -260,12 +278,29 @@ class _Walk:
             self.nodes.append((stamp, depth, node))
 
     def _node(self, parent: Node, entries: list[int]) -> Node | None:
-        tokens, ids, hashes = self._tokens, self._device, self._hashes
-        size, each, digest = self._tree.page_token_bytes, PAGE_ID_BYTES, HASH_BYTES
+        tokens, hashes = self._tokens, self._hashes
+        size, digest = self._tree.page_token_bytes, HASH_BYTES
         records = [self._records[entry] for entry in entries]
         return self._tree.restore(
             parent,
             b"".join([tokens[at * size : at * size + size] for at in records]),
-            b"".join([ids[at * each : at * each + each] for at in entries]),
+            self._ids(entries),
             b"".join([hashes[at * digest : at * digest + digest] for at in records]),
         )
+
+    def _ids(self, entries: list[int]) -> tuple[bytes, bytes]:
+        """Packed, on the device and in the host tier; all of a run are in the same tiers."""
+        device, host = self._tiers
+        here = array("i", [device[at] for at in entries] if device[entries[0]] >= 0 else ())
+        there = array("i", [host[at] - self._host_begins for at in entries] if host[entries[0]] >= 0 else ())
+        return here.tobytes(), there.tobytes()
+
+
+def _ends_of_runs(contents: Contents) -> list[bool]:
+    """Which are followed by several, by none, or by one that is not in the same tiers."""
+    above = contents.above
+    ends = contents.followers(above >= NO_PAGE) != 1
+    tiers = (contents.device >= 0) + 2 * (contents.host >= 0)
+    changes = (above >= 0) & (tiers[above] != tiers)
+    ends[above[changes]] = True
+    return ends.tolist()  # type: ignore[no-any-return]

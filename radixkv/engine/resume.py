@@ -25,7 +25,7 @@ from radixkv.commands import Claim, Failure, Kept, Resume, Resumed, failure
 from radixkv.engine import plan
 from radixkv.engine.lineage import Lineage
 from radixkv.engine.plan import Worker
-from radixkv.engine.pool import Pool, namespace_record
+from radixkv.engine.pool import IN_TREE, Pool, namespace_record
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.state import State
 from radixkv.errors import BadRequest, RadixKVError, SessionLost
@@ -156,7 +156,7 @@ def _immutable(pool: Pool, lineage: Lineage, session: Worker, table: NDArray[np.
     origins = lineage.origins[table]
     waiting = states == PageState.QUARANTINED
     shadow = (origins == PageState.SHADOW) & (waiting | (states == PageState.SHADOW))
-    immutable = shadow | (states == PageState.CACHED)
+    immutable = shadow | np.isin(states, IN_TREE)
     published = int(np.argmin(immutable)) if not immutable.all() else len(table)
     own = waiting & (origins == PageState.PRIVATE) & (lineage.owners[table] == session.id)
     if not own[published:].all():
@@ -169,7 +169,7 @@ def _path(pool: Pool, root: Root, claim: Claim, published: NDArray[np.int32]) ->
 
     In a retired tree nothing will be added: there the path need not reach over shadows at its end.
     """
-    cached = np.frombuffer(pool.pages.states, np.uint8)[published] == PageState.CACHED
+    cached = np.isin(np.frombuffer(pool.pages.states, np.uint8)[published], IN_TREE)
     depth = len(published)
     if root.retired:
         depth -= int(np.argmax(cached[::-1])) if cached.any() else depth
@@ -270,7 +270,7 @@ def _hold_source(pool: Pool, seq: Sequence, source: int) -> None:
     lineage, state = pool.lineage, pool.pages.states[source]
     assert lineage is not None
     seq.source = source
-    if state == PageState.CACHED:
+    if state in IN_TREE:
         _hold_in_tree(pool, seq, source)
     elif state == PageState.SHADOW or (state != PageState.PRIVATE and lineage.origins[source] == PageState.SHADOW):
         _hold_shadow(pool, lineage, source)

@@ -67,6 +67,8 @@ class State:
         self.ended: list[int] = []
         for pool in self.pools.values():
             pool.writes = self.writes
+            if pool.host is not None:
+                pool.host.writes = self.writes
         copies = count(1)
         self.tiers = {
             name: Tiering(pool, pool.host, self.effects, copies)

@@ -15,12 +15,10 @@ from collections.abc import Iterator
 from enum import Enum
 
 from radixkv.allocator.page_states import ABANDON, CACHED, FREE, LOADED, LOADING, SAVE, SAVED, SAVING
-from radixkv.commands import COPY_WAIT_S, Copy, CopyDone, Publish, Retire, Stamp
+from radixkv.commands import COPY_WAIT_S, Copied, Copy, CopyDone, Retire, Stamp
 from radixkv.engine.host import Copying, CopyRun, HostTier
 from radixkv.engine.pool import LAST_ID, Pool
 from radixkv.evictor.tiering import worth_loading
-from radixkv.hashing import last
-from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node, Root
 from radixkv.tree.walk import Match
 
@@ -95,6 +93,8 @@ class Tiering:
         """Hold a path from the root, for a copy. Returns its end."""
         end, woken = self.pool.tree.pin(match)
         self.pool.woken(woken)
+        if match.inside is not None:
+            self._stamp([end])  # the new end of a run whose stamp was written behind it
         return end
 
     def _coldest(self, count: int) -> list[Victim]:
@@ -251,6 +251,7 @@ class Tiering:
             host.pages.give(run.host, LOADING, ABANDON)
             return
         host.pages.move(run.host, LOADING, LOADED)
+        self.pool.writes.append(Copied(self.pool.name, run.device.tobytes(), host.places(run.host)))
         packed = run.host
         for node in run.spanned():
             here, packed = packed[-node.page_count :], packed[: -node.page_count]
@@ -275,35 +276,38 @@ class Tiering:
             pool.writes.append(Retire(pool.name, pool.pages.give(unused, LOADING, ABANDON)))
 
     def _surface(self, node: Node, pages: array[int]) -> None:
-        pool, above = self.pool, node.parent
-        assert above is not None
-        before = int.from_bytes(above.pages[LAST_ID], "little") if above.pages else NO_PAGE
-        parent = above.chain_seed if isinstance(above, Root) else last(above.hashes)
-        pool.pages.move(pages, LOADING, LOADED)
-        self.host.surface(node, pages.tobytes())
-        pool.writes.append(
-            Publish(pool.name, pages.tobytes(), False, parent, bytes(node.hashes), bytes(node.tokens), before)
-        )
+        packed = pages.tobytes()
+        self.pool.pages.move(pages, LOADING, LOADED)
+        self.host.surface(node, packed)
+        self.pool.writes.append(Copied(self.pool.name, self.host.places(node.host), packed))
 
     def _let_go(self, ends: list[Node]) -> None:
         """A copy, or who waited for one, holds these paths no longer. What falls idle goes back to where it was."""
         pool, host = self.pool, self.host
-        stamped: dict[int, list[bytes]] = {}
+        idle: list[Node] = []
         for end in ends:
             retired = _root(end).retired
             for node in pool.tree.release(end):
+                idle.append(node)
                 if not node.pages:
                     host.order.add(node)
                 else:
                     pool.order.add(node)
-                    stamped.setdefault(node.stamp, []).append(bytes(node.pages[LAST_ID]))
                     if node.host and node not in host.clean:  # the head of a run that was split meanwhile
                         host.cover(node, bytes(node.host))
                 if retired:
                     pool.retired.append((node, None))
-        for stamp, pages in stamped.items():
+        self._stamp(idle)
+
+    def _stamp(self, nodes: list[Node]) -> None:
+        """Write their places in the order of eviction to their ends."""
+        stamped: dict[int, list[bytes]] = {}
+        for node in nodes:
+            end = bytes(node.pages[LAST_ID]) if node.pages else self.host.end(node)
+            stamped.setdefault(node.stamp, []).append(end)
+        for stamp, ends in stamped.items():
             if stamp:
-                pool.writes.append(Stamp(pool.name, b"".join(pages), stamp))
+                self.pool.writes.append(Stamp(self.pool.name, b"".join(ends), stamp))
 
 
 def _dirty(victims: list[Victim]) -> int:

@@ -215,15 +215,19 @@ class PrefixTree:
         self.nodes += 1
         return child
 
-    def restore(self, parent: Node, tokens: bytes, pages: bytes, hashes: bytes) -> Node | None:
-        """Add pages that nobody holds, found after a restart. None if another child begins with the same page."""
+    def restore(self, parent: Node, tokens: bytes, ids: tuple[bytes, bytes], hashes: bytes) -> Node | None:
+        """Add pages that nobody holds, found after a restart, with their ids on the device and in the host tier.
+
+        None if another child begins with the same page.
+        """
         if parent.children is not None and tokens[: self.page_token_bytes] in parent.children:
             return None
-        child = Node(parent, tokens, pages, hashes)
+        child = Node(parent, tokens, ids[0], hashes)
+        child.host = ids[1]
         self._hang(parent, child)
         self.nodes += 1
-        self.cached_pages += child.page_count
-        self.idle_pages += child.page_count
+        self.cached_pages += len(child.pages) // PAGE_ID_BYTES
+        self.idle_pages += len(child.pages) // PAGE_ID_BYTES
         return child
 
     def trim(self, leaf: Node, pages: int) -> bytes:
