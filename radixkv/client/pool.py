@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from weakref import WeakSet
 
@@ -10,7 +11,7 @@ from radixkv.client.sequence import Grant, SequenceState
 from radixkv.client.session import Memory, Session
 from radixkv.commands import COPY_WAIT_S
 from radixkv.config import KVSpec
-from radixkv.errors import Unavailable
+from radixkv.errors import BadRequest, Unavailable
 
 
 class PoolState:
@@ -23,6 +24,7 @@ class PoolState:
         self.core = core
         self.name = name
         self.current: Memory | None = None
+        self._prefill_tokens_per_s = 0.0
         self._copied: WeakSet[SequenceState] = WeakSet()
         """Sequences whose rows the library copied. The daemon may not know yet: it learns from their next commit."""
         self._lock = threading.Lock()
@@ -41,6 +43,20 @@ class PoolState:
     def page_size(self) -> int:
         """Tokens a page."""
         return self.memory.spec.page_size
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """How fast this worker computes prompts, tokens a second; 0, until it is set: it does not say.
+
+        With a host tier, what takes longer to load than to compute is not loaded. Setting it: BadRequest for less than 0.
+        """
+        return self._prefill_tokens_per_s
+
+    @prefill_tokens_per_s.setter
+    def prefill_tokens_per_s(self, speed: float) -> None:
+        if isinstance(speed, bool) or not isinstance(speed, int | float) or not 0 <= speed < math.inf:
+            raise BadRequest(f"prefill_tokens_per_s is a number of at least 0, not {speed!r}")
+        self._prefill_tokens_per_s = float(speed)
 
     @property
     def copy_wait_s(self) -> float:

@@ -90,8 +90,9 @@ def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
     def body() -> Reserve:
         wait_s = min(want.wait_s, max(0.0, until - core.clock())) if next(asked) else want.wait_s
         return Reserve(
-            pool.name, identity, want.namespace.canonical, want.tokens, want.headroom, want.last_page, wait_s
-        )
+            pool.name, identity, want.namespace.canonical, want.tokens, want.headroom, want.last_page, wait_s,
+            pool.prefill_tokens_per_s,
+        )  # fmt: skip
 
     def grant(reply: Reply) -> Grant:
         got = expect(reply, Reserved)

@@ -366,3 +366,13 @@ def test_times_are_seconds_up_to_a_day(value: Any) -> None:
 def test_tickets_are_16_bytes(desk: Any, ticket: Any) -> None:
     with pytest.raises(BadRequest):
         desk.run(verbs.adopt(desk.core, desk.pool, ticket, True))
+
+
+def test_a_reserve_says_how_fast_the_worker_computes(desk: Any, good: Any) -> None:
+    desk.pool.prefill_tokens_per_s = 8000
+    for wrong in (-1, float("inf"), float("nan"), True, "fast"):
+        with pytest.raises(BadRequest):
+            desk.pool.prefill_tokens_per_s = wrong
+    desk.answer = good
+    desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    assert desk.bodies[0].prefill_tokens_per_s == 8000.0
