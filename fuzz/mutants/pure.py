@@ -69,7 +69,7 @@ LAST = (
     "tests/unit/engine/test_reports_numbers.py::test_a_path_of_20_000_nodes_needs_no_recursion",
     "tests/unit/engine/test_reports_pages.py::test_page_counts_add_up_with_prefixes_of_odd_lengths",
     "tests/unit/engine/test_reports_sessions.py::test_64_workers_end_at_once_in_slices",
-    "tests/unit/engine/test_reports_waiting.py::test_cancel_death_and_expiry_of_waiting_requests_a_thousand_times",
+    "tests/unit/engine/test_reports_waiting.py::test_rk_050_cancel_death_and_expiry_of_waiting_requests_a_thousand_times",
     "tests/unit/evictor/test_policies.py::test_a_cache_with_losses_that_is_always_right",
     "tests/unit/ipc/test_wire.py::test_ten_thousand_announcements_of_gigabytes_take_neither_memory_nor_time",
 )

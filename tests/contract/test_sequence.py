@@ -39,6 +39,23 @@ def test_commit_goes_neither_back_nor_over_the_length(seq: Any, n: int) -> None:
     assert seq.committed_tokens == 5
 
 
+def test_rk_047_a_page_table_that_was_handed_out_is_nobodys_buffer(pool: Any, ns: Any) -> None:
+    """Two steps in flight, each with its table. The library keeps no buffer that the next step would overwrite; on a
+    GPU there would be the engine's own, which is not ours to test."""
+    with pool.reserve(range(8), namespace=ns) as one, pool.reserve(range(100, 108), namespace=ns) as two:
+        for seq, number in ((one, 1.0), (two, 2.0)):
+            pool.keys(0)[torch.from_numpy(seq.page_table.copy()).long()] = number
+        in_flight = [(seq.page_table, seq.page_table.tolist()) for seq in (one, two)]
+        one.extend([8], headroom_tokens=12)
+        two.truncate(3)
+        one.truncate(5)
+        two.extend([7, 7])
+        for (table, was), number in zip(in_flight, (1.0, 2.0), strict=True):
+            assert table.tolist() == was and not table.flags.writeable
+            assert not any(np.shares_memory(table, seq.page_table) for seq in (one, two))
+            assert (pool.keys(0)[torch.from_numpy(table.copy()).long()] == number).all()
+
+
 def test_commit_never_changes_the_page_table(seq: Any) -> None:
     table = seq.page_table
     seq.commit(10)

@@ -5,12 +5,13 @@ about it. Pages have 4 tokens unless a test says otherwise.
 """
 
 import dataclasses
+import random
 
 import pytest
 
 from fuzz.model.packing import pack_tokens, unpack_pages
 from fuzz.pairs.engine import EnginePair
-from fuzz.pairs.worker import NAMESPACE, Worker, code, counts, refused_for_pages, small_config, workers
+from fuzz.pairs.worker import NAMESPACE, Held, Worker, code, counts, refused_for_pages, small_config, workers
 from radixkv import commands
 from radixkv.config import Config, Limits, ServerConfig
 
@@ -21,7 +22,7 @@ P = list(range(1, 13))
 # -- who has to leave, and who has to wait ---------------------------------------------------------------------------
 
 
-def test_only_what_is_missing_is_evicted():
+def test_rk_037_only_what_is_missing_is_evicted():
     pair, one, two = workers(8, 2)
     pages = [one.cache([token] * 4)[0] for token in range(5)]
     taken = two.reserve(range(100, 116)).pages
@@ -30,7 +31,7 @@ def test_only_what_is_missing_is_evicted():
     assert pair.real.snapshot()["counters"]["evicted_pages"] == 1
 
 
-def test_empty_pages_are_used_before_cached_ones():
+def test_rk_041_empty_pages_are_used_before_cached_ones():
     pair, one = workers(16, 1)
     one.cache(range(16))
     for turn in range(4):
@@ -39,7 +40,7 @@ def test_empty_pages_are_used_before_cached_ones():
     assert pair.real.snapshot()["counters"]["evicted_pages"] == 0
 
 
-def test_of_pages_let_go_together_the_deepest_leaves_first():
+def test_rk_042_of_pages_let_go_together_the_deepest_leaves_first():
     _, one = workers(3, 1)
     for turn in range(100):
         prompt = [*range(1000 * turn, 1000 * turn + 12)]
@@ -48,7 +49,7 @@ def test_of_pages_let_go_together_the_deepest_leaves_first():
         assert one.lookup(prompt) == 8
 
 
-def test_nobody_is_let_wait_longer_than_it_asked_for():
+def test_rk_034_nobody_is_let_wait_longer_than_it_asked_for():
     pair, one, two = workers(4, 2)
     one.reserve(range(16))
     assert two.try_reserve([1], wait_s=0.5) is None
@@ -71,7 +72,7 @@ def test_a_wait_ends_with_the_requests_deadline():
     assert counts(pair) == {"free": 4}
 
 
-def test_who_holds_pages_is_never_made_to_wait_for_more():
+def test_rk_035_who_holds_pages_is_never_made_to_wait_for_more():
     pair, one, two, three = workers(4, 3)
     mine, other = one.reserve(range(8)), two.reserve(range(20, 28))
     for worker, held in ((one, mine), (two, other)):
@@ -79,6 +80,34 @@ def test_who_holds_pages_is_never_made_to_wait_for_more():
     assert three.try_reserve([1], wait_s=5.0) is None
     one.free(mine)
     assert len(pair.model.state.sessions[three.session].sequences) == 1
+
+
+def test_rk_035_fifty_who_wait_and_hold_come_to_an_end_each():
+    """Nobody is left waiting when its time is over, whatever the others hold."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    pair, *fifty = workers(40, 50)
+    held = {worker.session: [] for worker in fifty}
+    served = 0
+    for _ in range(600):
+        worker = rng.choice(fifty)
+        own = held[worker.session]
+        waits = pair.real.sessions.find_quietly(worker.session).waiting
+        if own and rng.random() < 0.5:
+            worker.free(own.pop(rng.randrange(len(own))))
+        elif not waits:
+            reply = worker.try_reserve(rng.choices(range(9), k=rng.randint(1, 40)), wait_s=rng.choice((0.0, 1.0, 3.0)))
+            if isinstance(reply, commands.Reserved):
+                own.append(Held(worker.next_seq - 1, reply))
+        for late in pair.tick(rng.choice((0.0, 0.1))).granted:
+            if isinstance(late.reply, commands.Reserved):
+                served += 1
+                held[late.session].append(Held(fifty[late.session - fifty[0].session].next_seq - 1, late.reply))
+        assert all(waiting.until > pair.now for waiting in pair.real.pools["a"].waiting.all())
+    assert served > 0
+    pair.tick(3.0)
+    assert pair.real.snapshot()["queued"] == 0
 
 
 def test_a_small_reserve_does_not_overtake_a_large_one_that_waits():
@@ -93,7 +122,7 @@ def test_a_small_reserve_does_not_overtake_a_large_one_that_waits():
     ]
 
 
-def test_cancel_death_and_expiry_of_waiting_requests_a_thousand_times():
+def test_rk_050_cancel_death_and_expiry_of_waiting_requests_a_thousand_times():
     pair, one, two = workers(2, 2)
     one.reserve(range(8))
     for turn in range(334):
@@ -141,7 +170,7 @@ def test_who_waits_is_told_that_the_session_has_ended():
     assert [(late.session, late.request, code(late.reply)) for late in outcome.granted] == [(3, 1, "session_lost")]
 
 
-def test_everything_in_use_is_said_in_numbers():
+def test_rk_039_everything_in_use_is_said_in_numbers():
     _pair, *holders = workers(8, 5)
     for worker in holders[:4]:
         worker.reserve(range(8))
@@ -151,7 +180,7 @@ def test_everything_in_use_is_said_in_numbers():
     assert never.details["never_fits"] is True
 
 
-def test_a_greedy_worker_leaves_the_others_their_floor_and_stays_under_its_cap():
+def test_rk_040_a_greedy_worker_leaves_the_others_their_floor_and_stays_under_its_cap():
     pair, greedy, modest = workers(8, 2, session_floor_pages=2, session_cap_pages=6)
     for turn in range(8):
         greedy.try_reserve([100 + turn] * 4)
@@ -173,7 +202,7 @@ def test_decode_may_use_what_is_kept_for_it():
 # -- handing over ----------------------------------------------------------------------------------------------------
 
 
-def test_pages_in_transit_are_nobodys_to_take_and_arrive_or_come_back():
+def test_rk_048_pages_in_transit_are_nobodys_to_take_and_arrive_or_come_back():
     pair, one, two, three = workers(4, 3)
     held = one.compute(P[:8])
     one.ask(commands.Handoff(held.seq, b"a" * 16, 5.0))
