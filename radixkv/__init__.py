@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from radixkv import aio
     from radixkv.client.namespace import Namespace
     from radixkv.client.ranks import attach
+    from radixkv.client.retain import Retain
     from radixkv.client.sync import Client, Pool, Sequence, connect
     from radixkv.errors import (
         BadRequest,
@@ -42,11 +43,12 @@ _HOMES = {
     "Pool": "radixkv.client.sync",
     "Sequence": "radixkv.client.sync",
     "Namespace": "radixkv.client.namespace",
+    "Retain": "radixkv.client.retain",
     **dict.fromkeys(_ERRORS, "radixkv.errors"),
 }
 
 __all__ = [
-    "connect", "attach", "aio", "Client", "Pool", "Sequence", "Namespace", "__version__",
+    "connect", "attach", "aio", "Client", "Pool", "Sequence", "Namespace", "Retain", "__version__",
     "RadixKVError", "OutOfPages", "Timeout", "StaleHandle", "SessionLost", "BadRequest", "LimitExceeded",
     "Unavailable", "PermissionDenied", "Draining", "CopyFailed", "VersionMismatch", "Forked",
 ]  # fmt: skip

@@ -77,6 +77,19 @@ COPY_WAIT_S = 5.0
 pages, of which the worker has to know."""
 
 
+class Retain(Struct, array_like=True, frozen=True):
+    """Pages whose first token is one of [start, end) get a priority when the sequence lets go of them.
+
+    0: leave first, 50: as all others, 100: pinned, leave when nothing else can. ``for_s``: seconds from then on, after
+    which they are like all others; None: as long as they are cached. ``end``: None: to the end, whatever is appended.
+    """
+
+    priority: Annotated[int, Meta(ge=0, le=100)]
+    for_s: Wait | None = None
+    start: Natural = 0
+    end: Natural | None = None
+
+
 class Reserve(Struct, array_like=True, frozen=True, tag="reserve"):
     pool: Name
     seq: Natural
@@ -87,6 +100,8 @@ class Reserve(Struct, array_like=True, frozen=True, tag="reserve"):
     wait_s: Wait = 0.0
     prefill_tokens_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     """How fast the worker computes prompts; 0: it does not say. What is slower to load than that is not loaded."""
+    retain: list[Retain] = []
+    """How firmly what is cached of the sequence is kept. In order, without overlaps; forks have the same."""
 
 
 class Step(Struct, array_like=True, frozen=True, tag="step"):

@@ -166,6 +166,7 @@ class PoolConfig:
     reclaim_pages: int = -1
     host_write: str = "back"
     host_load_min_tokens: int = 0
+    pin_limit_pages: int = -1
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64 or not self.name.isprintable():
@@ -190,6 +191,9 @@ class PoolConfig:
         if self.host_write not in HOST_WRITE_MODES:
             raise _refuse("pool.host_write", self.host_write, ", ".join(HOST_WRITE_MODES))
         _whole("pool.host_load_min_tokens", self.host_load_min_tokens, 0, 2**28)
+        _whole("pool.pin_limit_pages", self.pin_limit_pages, -1, self.pages)
+        if self.pin_limit_pages == -1:
+            object.__setattr__(self, "pin_limit_pages", self.pages // 8)
         if self.host_pages and self.policy != "lru":
             raise _refuse("pool.policy", self.policy, "lru with a host tier")
         if self.session_cap_pages and self.session_floor_pages > self.session_cap_pages:

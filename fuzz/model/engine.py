@@ -13,6 +13,7 @@ from typing import Any
 from fuzz.model import verbs
 from fuzz.model.compare import same_reply
 from fuzz.model.mismatch import Mismatch, expect, require
+from fuzz.model.orders import Priorities
 from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
 from fuzz.model.pool import PoolModel
 from fuzz.model.state import Refused, SessionModel, Slices, State, Transit, Waiting
@@ -37,6 +38,8 @@ class EngineModel:
     def apply(self, command: commands.Command, now: float, outcome: commands.Outcome) -> None:
         """Carry ``command`` out and compare. Raises Mismatch."""
         self._granted, self._ended = list(outcome.granted), []
+        for pool in self.state.pools.values():
+            pool.now = now
         match command:
             case commands.Request():
                 self._request(command, now, outcome.reply)
@@ -161,6 +164,7 @@ class EngineModel:
         self._pool(body.pool)
         self._tokens(body.tokens, body.headroom)
         verbs.new_ids(self.state, session, range(body.seq, body.seq + 1))
+        verbs.retained(self.state, body)
         if body.last_page not in LAST_PAGE_MODES:
             raise Refused("bad_request")
         waiting = Waiting(session.id, request.id, body, request.deadline, now)
@@ -177,6 +181,7 @@ class EngineModel:
     def _reserve_now(self, session: SessionModel, body: commands.Reserve, actual: Reply | None) -> Reply:
         plan = self._revoking(session, lambda: verbs.reserve_plan(self.state, session, body))
         verbs.new_ids(self.state, session, range(body.seq, body.seq + 1))
+        verbs.pin_room(self.state, body, plan)
         self._namespace_room(body)
         return verbs.reserve(self.state, session, body, plan, actual)
 
@@ -336,6 +341,9 @@ class EngineModel:
     def _tick(self, tick: commands.Tick, now: float) -> None:
         self.state.running_s = tick.running_s
         self.state.publish_some()
+        for pool in self.state.pools.values():
+            if isinstance(pool.order, Priorities):
+                pool.order.now = round(now * 1000)
         late = [(transit.deadline, ticket) for ticket, transit in self.state.transit.items() if transit.deadline <= now]
         for _, ticket in sorted(late):
             with self.state.settled():

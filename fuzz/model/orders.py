@@ -121,6 +121,42 @@ class FIFO(Order[P]):
         self.first.pop(page, None)
 
 
+class Priorities(Order[P]):
+    """The page of the lowest priority, among equals the one let go longest ago. See docs/eviction.md."""
+
+    DEFAULT, PIN = 50, 100
+
+    def __init__(self, cache: Cache[P], pool_pages: int) -> None:
+        super().__init__(cache, pool_pages)
+        self.said: dict[P, tuple[int, int]] = {}
+        """Priority, and when it is over."""
+        self.now = 0
+        self.pins_allowed = True
+
+    def say(self, page: P, priority: int, ends: int) -> None:
+        """A holder that lets go of the page says so."""
+        self.said[page] = (priority, ends)
+
+    def let_go(self, path: list[P], idle: Iterable[P], stamp: int) -> None:
+        idle = list(idle)
+        super().let_go(path, idle, stamp)
+        for page in idle:
+            priority, ends = self.said.get(page, (self.DEFAULT, 0))
+            if priority == self.PIN and not self.pins_allowed:
+                self.said[page] = (priority - 1, ends)
+
+    def rank(self, page: P) -> tuple[int, ...]:
+        return (*(self.mark(page)[:1] or (self.DEFAULT,)), self.stamp[page])
+
+    def mark(self, page: P) -> tuple[int, ...]:
+        priority, ends = self.said.get(page, (self.DEFAULT, 0))
+        return () if priority == self.DEFAULT or ends <= self.now else (priority, ends)
+
+    def forget(self, page: P) -> None:
+        super().forget(page)
+        self.said.pop(page, None)
+
+
 class S3FIFO(Order[P]):
     """Two queues and a ghost; see docs/eviction.md for the rules."""
 
@@ -216,4 +252,4 @@ class S3FIFO(Order[P]):
         return int.from_bytes(self.cache.hash(page)[:8], "little")
 
 
-ORDERS = {"lru": Order, "lfu": LFU, "fifo": FIFO, "s3fifo": S3FIFO}
+ORDERS = {"lru": Priorities, "lfu": LFU, "fifo": FIFO, "s3fifo": S3FIFO}

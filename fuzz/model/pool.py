@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fuzz.model.orders import ORDERS, Order
+from fuzz.model.orders import ORDERS, Order, Priorities
+from radixkv.commands import Retain
 
 FREE, PRIVATE, CACHED, SHADOW, QUARANTINED = "free", "private", "cached", "shadow", "quarantined"
 
@@ -45,6 +46,7 @@ class Sequence:
     cached: int
     born_shared: int
     copy_rows: list[tuple[int, int, int]] = field(default_factory=list)
+    retain: list[Retain] = field(default_factory=list)
 
     @property
     def charged(self) -> int:
@@ -72,6 +74,7 @@ class PoolModel:
         self.blamed: dict[int, int] = {}
         """Quarantined page -> the ended session that could still write to it."""
         self.stamps_given = 0
+        self.now = 0.0
 
     # -- looking ------------------------------------------------------------------------------------------------
 
@@ -180,7 +183,13 @@ class PoolModel:
             sequence.depth = index + 1
         return self.state[page]
 
-    def settle(self, before: dict[int, set[int]], after: dict[int, set[int]], blame: int | None) -> None:
+    def settle(
+        self,
+        before: dict[int, set[int]],
+        after: dict[int, set[int]],
+        blame: int | None,
+        said: dict[int, list[Retain]],
+    ) -> None:
         """What each sequence (any number for it) held and no longer holds: cached pages go by the policy, others that
         nobody holds are free again.
 
@@ -191,12 +200,26 @@ class PoolModel:
         for sequence, pages in before.items():
             path = sorted((page for page in pages - after.get(sequence, set()) if page in self.key_of), key=self.depth)
             if path:
+                self._say(said[sequence], path)
                 self.order.let_go(path, [page for page in path if page not in held], self.stamps_given)
         for page in set().union(*before.values()) - held:
             if self.state[page] in (PRIVATE, SHADOW):
                 self.state[page] = FREE if blame is None else QUARANTINED
                 if blame is not None:
                     self.blamed[page] = blame
+
+    def _say(self, retain: list[Retain], path: list[int]) -> None:
+        for page in path:
+            first_token = self.depth(page) - self.page_size
+            for one in retain:
+                if one.start <= first_token and (one.end is None or first_token < one.end):
+                    assert isinstance(self.order, Priorities)
+                    ends = 2**62 if one.for_s is None else round((self.now + one.for_s) * 1000)
+                    self.order.say(page, one.priority, ends)
+
+    def pinned(self, held: set[int]) -> int:
+        """Pages that nobody holds and that are pinned."""
+        return sum(1 for page in self.key_of if page not in held and self.order.mark(page)[:1] == (Priorities.PIN,))
 
     def release_quarantine(self, session: int) -> None:
         for page in [page for page, blamed in self.blamed.items() if blamed == session]:

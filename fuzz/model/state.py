@@ -110,9 +110,10 @@ class State:
     def settled(self, blame: int | None = None) -> Iterator[None]:
         """Whatever the body lets go of is stamped or freed at its end, as one event."""
         before = {name: self._held_by_each(pool) for name, pool in self.pools.items()}
+        said = {id(sequence): sequence.retain for sequence in self.sequences()}
         yield
         for name, pool in self.pools.items():
-            pool.settle(before[name], self._held_by_each(pool), blame)
+            pool.settle(before[name], self._held_by_each(pool), blame, said)
 
     def _held_by_each(self, pool: PoolModel) -> dict[int, set[int]]:
         return {id(sequence): pool.held([sequence]) for sequence in self.sequences() if sequence.pool == pool.name}

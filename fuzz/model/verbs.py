@@ -80,11 +80,55 @@ def reserve(state: State, session: SessionModel, body: commands.Reserve, plan: P
         cached=plan.cached,
         born_shared=len(plan.shared),
         copy_rows=rows,
+        retain=retained(state, body),
     )
     state.counters["asked_tokens"] += len(tokens)
     state.counters["hit_tokens"] += plan.cached
     table = pack_pages(plan.shared + fresh)
     return commands.Reserved(table, plan.cached, plan.published * pool.page_size, rows)
+
+
+def retained(state: State, body: commands.Reserve) -> list[commands.Retain]:
+    """Refused if the priorities cannot be; else what they are."""
+    if not body.retain:
+        return []
+    pool = state.pools[body.pool]
+    if pool.policy != "lru":
+        raise Refused("bad_request")
+    if len(body.retain) > 64:
+        raise Refused("limit_exceeded")
+    at: int | None = 0
+    for one in body.retain:
+        if at is None or one.start < at or (one.end is not None and one.end < one.start):
+            raise Refused("bad_request")
+        if one.priority == 100 and one.for_s is None:
+            raise Refused("bad_request")
+        at = one.end
+    length = len(body.tokens) // 4
+    ends = [length if one.priority == 100 and one.end is None else one.end for one in body.retain]
+    made = [replace_end(one, end) for one, end in zip(body.retain, ends, strict=True)]
+    if asked_pins(pool, made) > state.pool_config[body.pool].pin_limit_pages:
+        raise Refused("limit_exceeded")
+    return made
+
+
+def replace_end(one: commands.Retain, end: int | None) -> commands.Retain:
+    return commands.Retain(one.priority, one.for_s, one.start, None if end is None else max(one.start, end))
+
+
+def asked_pins(pool: PoolModel, retain: list[commands.Retain]) -> int:
+    """Pages whose first token is in a range that is to be pinned."""
+    pins = [one for one in retain if one.priority == 100 and one.end]
+    return sum(len([t for t in range(one.start, one.end or 0) if t % pool.page_size == 0]) for one in pins)
+
+
+def pin_room(state: State, body: commands.Reserve, plan: Plan) -> None:
+    """Refused if it would pin too much, with what others have pinned."""
+    pool = state.pools[body.pool]
+    asked = asked_pins(pool, retained(state, body))
+    others = pool.pinned(state.held(pool) | set(plan.shared + plan.source))
+    if asked and asked + others > state.pool_config[body.pool].pin_limit_pages:
+        raise Refused("limit_exceeded")
 
 
 # -- items of a step ----------------------------------------------------------------------------------------------
@@ -258,6 +302,7 @@ def share(state: State, session: SessionModel, item: commands.Share, actual: obj
             cached=at,
             born_shared=shared,
             copy_rows=copy_rows[number : number + 1],
+            retain=parent.retain,
         )
     state.counters["forks"] += item.count
     return commands.Shared(at, shared, pack_pages(fresh), copy_rows)

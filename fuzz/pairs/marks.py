@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fuzz.model.mismatch import expect
+from fuzz.model.orders import Priorities
 from fuzz.model.packing import unpack_pages
 from fuzz.model.pool import PoolModel
 from radixkv.engine.engine import Engine
@@ -14,6 +15,8 @@ Marks = dict[int, tuple[int, ...]]
 def same_marks(model: PoolModel, engine: Engine) -> None:
     """Raise Mismatch unless each page's mark is the model's, be it idle or held."""
     real = _marks(model.name, engine)
+    if isinstance(model.order, Priorities):  # held ones are told that their time is over when nobody holds them
+        real = {page: mark if mark and mark[1] > model.order.now else () for page, mark in real.items()}
     expected = {page: model.order.mark(page) for page in model.key_of}
     if engine.pools[model.name].config.policy == "fifo":  # marks are stamps, of which both count in their own way
         real, expected = _ranked(real), _ranked(expected)

@@ -90,6 +90,7 @@ class TreePair:
     def release(self, holder: Holder) -> None:
         """Let go of everything."""
         self.holders.remove(holder)
+        self._say(holder, 0)
         self.model.let_go(holder.path, None)
         if holder.path[1]:
             if self.order.counts_uses:
@@ -98,9 +99,13 @@ class TreePair:
             expect("I6", "root of a path", root is self.roots[holder.path[0]], True)
             self._idle(idle)
 
+    def _say(self, holder: Holder, depth: int) -> None:
+        """What a holder says of the pages beyond ``depth`` as it lets go of them."""
+
     def lift(self, holder: Holder, back: int) -> None:
         """Let go of the last ``back`` pages."""
         root, tokens = holder.path
+        self._say(holder, len(tokens) // self.page_size - back)
         kept = (root, tokens[: len(tokens) - back * self.page_size])
         self.model.let_go(holder.path, kept)
         if self.order.counts_uses:
@@ -148,6 +153,9 @@ class TreePair:
         for path in [path for path, page in self.model.pages.items() if page in gone]:
             self.model.order.forget(path)
             del self.model.pages[path], self.model.hashes[path]
+
+    def mark(self, node: Node) -> tuple[int, ...]:
+        return node.mark
 
     def _wake(self, nodes: list[Node]) -> None:
         for node in nodes:
@@ -204,7 +212,7 @@ class TreePair:
                     path = (root, before + tuple(tokens[: number * self.page_size]))
                     seen[path] = page
                     expect("I2", f"holders of page {page}", child.holders, self.model.holders(path))
-                    expect("I7", f"the policy's mark of page {page}", child.mark, self.model.order.mark(path))
+                    expect("I7", f"the policy's mark of page {page}", self.mark(child), self.model.order.mark(path))
                 nodes.append(child)
                 stack.append((child, (root, before + tuple(tokens)), hashes[-16:]))
         expect("I6", "pages by content", seen, self.model.pages)

@@ -6,6 +6,7 @@ from fuzz.registry import Fuzzer
 from fuzz.targets.allocator import AllocatorTarget
 from fuzz.targets.engine import EngineTarget
 from fuzz.targets.evictor import EvictorTarget
+from fuzz.targets.priorities import PrioritiesTarget
 from fuzz.targets.recovery import RecoveryTarget
 from fuzz.targets.sessions import SessionsTarget
 from fuzz.targets.simulator import LIVES, SimulatorTarget, smallest
@@ -58,6 +59,12 @@ FUZZERS = {
         Fuzzer("tree", "the prefix tree with each policy of eviction against a dict of token tuples", TreeTarget),
         Fuzzer("allocator", "page states, free list and counted holders against a dict", AllocatorTarget),
         Fuzzer("evictor", "each policy of eviction in a full cache, its victims against a naive one", EvictorTarget),
+        Fuzzer(
+            "priorities",
+            "a full cache whose pages have priorities for a time, its victims against a naive one",
+            PrioritiesTarget,
+            wanted={"said": 500, "evict": 1000, "gave way": 10},
+        ),
         Fuzzer("sessions", "sessions, leases and reply windows against dicts that forget nothing", SessionsTarget),
         Fuzzer(
             "simulator",

@@ -43,6 +43,7 @@ def random_config(rng: random.Random) -> Config:
             session_cap_pages=cap,
             namespaces=rng.choice((1, 2, 3, 64)),
             policy=rng.choice(("lru", "lru", "lru", *POLICIES)),
+            pin_limit_pages=rng.choice((0, pages)),
         )
 
     limits = Limits(
@@ -72,6 +73,8 @@ class EngineTarget:
         self._namespaces = rng.sample(NAMESPACES, rng.randint(1, 3))
         self._swarm = Swarm(rng, OPERATIONS, ALWAYS, ODDS)
         self._waits = rng.random() < 0.7
+        self._retains = rng.choice((0.0, 0.0, 0.0, 0.3, 0.9))
+        """How often a prompt has priorities."""
         self._sent: list[commands.Request] = []
         self._tickets: list[bytes] = []
         self._next_seq = 0
@@ -164,7 +167,22 @@ class EngineTarget:
             headroom=self._headroom(),
             last_page=self._rng.choice(("copy", "copy", "keep", "drop")) if self._rng.random() < 0.99 else "lend",
             wait_s=self._rng.choice((0.0, 0.0, 1.0, 5.0, 100.0)) if self._waits else 0.0,
+            retain=self._ranges() if self._rng.random() < self._retains else [],
         )
+
+    def _ranges(self) -> list[commands.Retain]:
+        """Mostly in order, mostly with what a pin needs."""
+        rng = self._rng
+        cuts = sorted(rng.randint(0, 40) for _ in range(rng.choice((1, 1, 2, 3))))
+        made = []
+        for start, end in zip([0, *cuts], [*cuts, None], strict=True):
+            priority = rng.choice((0, 20, 50, 51, 80, 100))
+            for_s = rng.choice((None, 0.0, 0.5, 1.0, 20.0)) if priority < 100 or rng.random() < 0.02 else 3.0
+            if rng.random() < 0.7:
+                made.append(commands.Retain(priority, for_s, start, end))
+        if made and rng.random() < 0.03:
+            made *= rng.choice((2, 70))
+        return made
 
     def _items(self, kind: str, session: SessionModel, seq: int) -> object:
         """One item of a step for this sequence, now and then one that cannot be."""

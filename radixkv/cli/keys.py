@@ -70,6 +70,7 @@ POOL = {
     "reclaim_pages": Key("PAGES", "coldest pages to be free or copied ahead of need; -1: an eighth with a host tier"),
     "host_write": Key("NAME", "when pages are copied to the host tier: back (before they leave), through (at once)"),
     "host_load_min_tokens": Key("TOKENS", "fewer than this are computed again rather than loaded from the host tier"),
+    "pin_limit_pages": Key("PAGES", "most pages that are pinned at a time; -1: an eighth of the pool"),
 }
 
 TABLES = {"server": SERVER, "limits": LIMITS}

@@ -33,6 +33,7 @@ from radixkv.client.link import Link, Locked
 from radixkv.client.namespace import Namespace
 from radixkv.client.outbox import Event
 from radixkv.client.ranks import group_token
+from radixkv.client.retain import Retain, on_the_wire
 from radixkv.client.sequence import Grant
 from radixkv.client.session import Session
 from radixkv.client.snapshot import Snapshot
@@ -129,6 +130,7 @@ class Pool(PoolHandle):
         timeout: float | None = None,
         last_page: str = "copy",
         copy: bool = True,
+        retain: Retain | Iterable[Retain] = (),
     ) -> Sequence:
         """A sequence for these tokens: cached prefix pages, then private pages with room for ``headroom_tokens`` more.
 
@@ -136,13 +138,14 @@ class Pool(PoolHandle):
         for besides, up to 5 s: then what is in the host tier is computed again.
         last_page: how the last page of a fully cached prompt is given: "copy", "keep" or "drop".
         copy: False leaves copy_rows to the caller, as is always so on CUDA pools.
+        retain: how firmly its pages are kept later, in ranges of tokens, in order. Forks have the same.
         Errors: OutOfPages, BadRequest, LimitExceeded, Draining, Timeout, Unavailable.
         """
         if last_page not in LAST_PAGE_MODES:
             raise BadRequest(f"last_page is one of {', '.join(LAST_PAGE_MODES)}, not {last_page!r}")
         headroom = natural("headroom_tokens", headroom_tokens)
         wait_s = 0.0 if timeout is None else verbs.seconds("timeout", timeout)
-        want = Want(_namespace(namespace), pack(tokens), headroom, last_page, wait_s, copy)
+        want = Want(_namespace(namespace), pack(tokens), headroom, last_page, wait_s, copy, on_the_wire(retain))
         return cast("Sequence", self._run(verbs.reserve(self.core, self, want)))
 
     def adopt(self, ticket: bytes, *, copy: bool = True) -> Sequence:

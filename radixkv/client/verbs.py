@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from radixkv.client.batch import (
@@ -46,6 +46,7 @@ from radixkv.commands import (
     Reply,
     Reserve,
     Reserved,
+    Retain,
     Statistics,
     Stats,
 )
@@ -69,6 +70,7 @@ class Want:
     last_page: str
     wait_s: float
     copy: bool
+    retain: list[Retain] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
         wait_s = min(want.wait_s, max(0.0, until - core.clock())) if next(asked) else want.wait_s
         return Reserve(
             pool.name, identity, want.namespace.canonical, want.tokens, want.headroom, want.last_page, wait_s,
-            pool.prefill_tokens_per_s,
+            pool.prefill_tokens_per_s, want.retain,
         )  # fmt: skip
 
     def grant(reply: Reply) -> Grant:

@@ -16,8 +16,8 @@ from radixkv.config import PoolConfig
 from radixkv.device.descriptors import TABLE_VERSION
 
 _FREE_TO_CHANGE = (
-    "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "reclaim_pages", "host_write",
-    "host_load_min_tokens",
+    "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "pin_limit_pages", "reclaim_pages",
+    "host_write", "host_load_min_tokens",
 )  # fmt: skip
 """Rules of a pool that are not part of its memory."""
 _NEW_SINCE = {"host_pages": 0, "host_staging_pages": 0}

@@ -132,6 +132,7 @@ def do_share(pool: Pool, seq: Sequence, item: Share, plan: SharePlan) -> tuple[l
         child.shared = child.published = plan.shared
         child.cached = child.committed = plan.at
         child.shadows = shadows
+        child.retain = seq.retain
         for page in shadows:
             pool.pages.hold(page)
         if source >= 0:

@@ -63,6 +63,8 @@ class Engine(State):
 
     def step(self, command: Command, now: float) -> Outcome:
         """Carry out one command at ``now`` (monotonic seconds). See ``commands.Outcome``."""
+        if self.retaining:
+            self._tell_time(now)
         reply = self._request(command, now) if type(command) is Request else self._internal(command, now)
         if self.queued:
             reserving.serve_waiting(self, now)
@@ -85,6 +87,7 @@ class Engine(State):
         ends = [end for line in lines if (end := line.next_end()) is not None]
         if (end := self.transit.next_end()) is not None:
             ends.append(end)
+        ends += [end for pool in self.retaining if (end := pool.next_end()) is not None]
         return min(ends, default=None)
 
     def has_work(self) -> bool:
@@ -251,6 +254,10 @@ class Engine(State):
             plan.token_count(tokens, limits, 0, 0)
         return reserving.look_up(pool, body.namespace, body.prompts)
 
+    def _tell_time(self, now: float) -> None:
+        for pool in self.retaining:
+            pool.now = now
+
     # -- time ---------------------------------------------------------------------------------------------------
 
     def _tick(self, tick: Tick, now: float) -> None:
@@ -263,6 +270,9 @@ class Engine(State):
             if pool.retired and not pool.frozen:
                 pool.reclaim(SLICE_NODES)
             pool.publish_some()
+            pool.now = now
+        for pool in self.retaining:
+            pool.expire(now, SLICE_NODES)
         for seq in self.transit.overdue(now):
             self.counters["handoffs_expired"] += 1
             self.pools[seq.pool].close(seq)

@@ -32,6 +32,7 @@ from radixkv.allocator.page_states import CACHED, EVICT, FREE, LOAD
 from radixkv.commands import Retire, Stamp, Write
 from radixkv.config import PoolConfig
 from radixkv.evictor.lru import LRU
+from radixkv.evictor.priorities import Priorities
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
 from radixkv.types import PAGE_ID_BYTES
@@ -84,7 +85,7 @@ class HostTier:
         self.limit = config.host_pages
         """How many pages may be in the host tier alone. There are further ones, for what passes through."""
         self.pages = PagePool(config.host_pages + config.host_staging_pages)
-        self.order: LRU[Node] = LRU()
+        self.order: LRU[Node] | Priorities[Node] = LRU()
         """Runs that are in the host tier alone and not held by a copy."""
         self.clean: OrderedDict[Node, None] = OrderedDict()
         """Runs on the device that the host tier has too, the coldest first. Some have melted into others since."""
@@ -103,6 +104,20 @@ class HostTier:
         """As a pool's: what is FREE here must be so in the table before anything else is copied into it."""
         self.evicted_pages = 0
         """Dropped from the host tier when they were nowhere else."""
+
+    # -- priorities ---------------------------------------------------------------------------------------------
+
+    def begin_priorities(self, now_ms: int) -> None:
+        """Runs can have some, here too. Pins are as many as the device had."""
+        assert isinstance(self.order, LRU)
+        self.order = Priorities(self.order, self.pages.size, now_ms)
+
+    def next_end_ms(self) -> int | None:
+        return self.order.next_end_ms() if isinstance(self.order, Priorities) else None
+
+    def expire(self, now_ms: int, budget: int) -> None:
+        assert isinstance(self.order, Priorities)
+        self.order.expire(now_ms, budget)
 
     # -- room ---------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Nothing here plans: the callers have checked that there are pages enough. Every 
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from radixkv.allocator.page_states import (
     SHADE,
     SHADOW,
 )
-from radixkv.commands import Assign, Copied, NamespaceRecord, Publish, Retire, Stamp, Write
+from radixkv.commands import Assign, Copied, NamespaceRecord, Publish, Retain, Retire, Stamp, Write
 from radixkv.config import PoolConfig
 from radixkv.engine.host import HostTier
 from radixkv.engine.lineage import Lineage
@@ -36,7 +37,9 @@ from radixkv.engine.namespaces import Namespace, Namespaces
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.waiting import Waiting, WaitingLine
 from radixkv.evictor import policies
-from radixkv.evictor.policy import Policy
+from radixkv.evictor.lru import LRU
+from radixkv.evictor.policy import Mark, Policy
+from radixkv.evictor.priorities import DEFAULT, NEVER, Priorities
 from radixkv.hashing import chain, last
 from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node, Root
@@ -70,6 +73,10 @@ class Pool:
         self.host: HostTier | None = None
         if config.host_pages:
             self.host = HostTier(self.tree, self.namespaces.emptied, config)
+        self.priorities: Priorities[Node] | None = None
+        """The order, once somebody has asked for a priority."""
+        self.now = 0.0
+        """Monotonic seconds; before there are priorities, of the last tick."""
         self.sequences = 0
         self.waiting = WaitingLine()
         """Reserves that wait for pages."""
@@ -239,6 +246,8 @@ class Pool:
 
     def let_go(self, seq: Sequence, depth: int, quarantine: list[int] | None = None) -> None:
         """The source of copy_rows and the path beyond its first ``depth`` pages: one release, one use of each page."""
+        if seq.retain:
+            self._mark(seq, depth)
         if self.order.counts_uses:
             kept = self.tree.node_at(seq.node, seq.depth - depth) if seq.depth > depth else seq.node
             self.order.used(self._path_to_source(seq) + self.tree.path(seq.node, above=kept))
@@ -255,6 +264,57 @@ class Pool:
             seq.depth = depth
             if idle:
                 self.fallen_idle(idle, seq.root.retired)
+
+    # -- priorities ---------------------------------------------------------------------------------------------
+
+    def begin_priorities(self) -> None:
+        """From now on runs can have some. Until then nothing is paid for them."""
+        assert isinstance(self.order, LRU)
+        now_ms = round(self.now * 1000)
+        self.order = self.priorities = Priorities(self.order, self.config.pin_limit_pages, now_ms)
+        if self.host is not None:
+            self.host.begin_priorities(now_ms)
+
+    def _mark(self, seq: Sequence, depth: int) -> None:
+        """The sequence says the priorities of what it lets go of: path beyond ``depth``, source of copy_rows."""
+        tree, source = self.tree, seq.source_node
+        below_source = 0 if source is None else sum(node.page_count for node in tree.path(source))
+        for one in seq.retain:
+            mark, first = self._mark_of(one), -(-one.start // self.page_size)
+            last = math.inf if one.end is None else -(-one.end // self.page_size)
+            for node in self._stretch(seq.node, seq.depth, max(first, depth), last):
+                node.mark = mark
+            if source is not None:
+                there = self._stretch(source, below_source, first, last)
+                own = set(tree.path(seq.node))
+                for node in there:
+                    if node not in own:
+                        node.mark = mark
+
+    def _stretch(self, end: Node, depth: int, first: int, last: float) -> list[Node]:
+        """Pages ``first`` to ``last`` (not with it) of the path of ``depth`` to ``end``, if they exist."""
+        last = int(min(last, depth))
+        return self.tree.stretch(end, depth - last, last - first) if first < last else []
+
+    def _mark_of(self, one: Retain) -> Mark:
+        if one.priority == DEFAULT:
+            return ()
+        return (one.priority, NEVER if one.for_s is None else round((self.now + one.for_s) * 1000))
+
+    def next_end(self) -> float | None:
+        """When the next priority is over (monotonic seconds)."""
+        ends = [
+            None if self.priorities is None else self.priorities.next_end_ms(),
+            None if self.host is None else self.host.next_end_ms(),
+        ]
+        return min((end / 1000 for end in ends if end is not None), default=None)
+
+    def expire(self, now: float, budget: int) -> None:
+        """Priorities whose time is over are."""
+        assert self.priorities is not None
+        self.priorities.expire(round(now * 1000), budget)
+        if self.host is not None:
+            self.host.expire(round(now * 1000), budget)
 
     # -- the source of copy_rows --------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ wait for pages: all in it are planned anew whenever a copy has ended.
 
 from __future__ import annotations
 
-from radixkv.commands import Granted, LookedUp, Prefetch, Reply, Request, Reserve, failure
-from radixkv.engine import commit, plan, tiering
+from radixkv.commands import Granted, LookedUp, Prefetch, Reply, Request, Reserve, Retain, failure
+from radixkv.engine import commit, plan, retention, tiering
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool, namespace_record
 from radixkv.engine.state import State
@@ -25,6 +25,8 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
     pool = state.pool(body.pool)
     plan.token_count(body.tokens, state.config.limits, 0, body.headroom)
     state.new_ids(session, body.seq, 1)
+    if body.retain:
+        retention.ranges(pool, body)
     behind_others = bool(body.wait_s and pool.waiting)
     try:
         if behind_others:
@@ -79,13 +81,26 @@ def _attempt(state: State, session: Worker, pool: Pool, waiting: Waiting, now: f
 
 
 def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> Reply:
+    retain = _retain(state, pool, body, planned) if body.retain else ()
     namespace, made = pool.namespaces.open(body.namespace)
     if made:
         state.writes.append(namespace_record(pool.name, namespace))
     seq, reply = commit.do_reserve(pool, session.id, namespace, body, planned)
+    if retain:
+        seq.retain = retain
     session.sequences[body.seq] = seq
     state.charge(session, pool, planned.new)
     return reply
+
+
+def _retain(state: State, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> tuple[Retain, ...]:
+    """The priorities that the sequence will have. Errors: LimitExceeded."""
+    retain = retention.ranges(pool, body)
+    retention.check_pins(pool, retain, planned.match)
+    if pool.priorities is None:
+        pool.begin_priorities()
+        state.retaining.append(pool)
+    return retain
 
 
 def _wait(state: State, session: Worker, pool: Pool, waiting: Waiting) -> None:

@@ -6,6 +6,7 @@ from array import array
 
 from msgspec import Struct
 
+from radixkv.commands import Retain
 from radixkv.tree.node import Node, Packed, Root
 from radixkv.types import TOKEN_BYTES
 
@@ -25,6 +26,7 @@ class Sequence(Struct, eq=False):
         source, source_node: the page whose rows are still to be copied into ``pages[published]``, -1: none. It is
             held by the path (depth > published), by a second pin (source_node) or by a counted hold.
         chain: chain hash of the last published page, if known.
+        retain: the priorities of the pages that it lets go of.
     """
 
     pool: str
@@ -43,6 +45,7 @@ class Sequence(Struct, eq=False):
     source: int = -1
     source_node: Node | None = None
     chain: bytes | None = None
+    retain: tuple[Retain, ...] = ()
 
     @property
     def length(self) -> int:

@@ -17,6 +17,8 @@ def snapshot(engine: Engine) -> dict[str, Any]:
     counters["splits"] = sum(pool.tree.splits for pool in engine.pools.values())
     counters["merges"] = sum(pool.tree.merges for pool in engine.pools.values())
     counters["evicted_pages"] += sum(tier.host.evicted_pages for tier in engine.tiers.values())
+    kept = [pool.priorities for pool in engine.retaining if pool.priorities is not None]
+    counters["pins_given_up"] = sum(priorities.pins_given_up for priorities in kept)
     counters |= engine.counters
     return {
         "boot_id": engine.boot_id,
@@ -38,6 +40,7 @@ def _pool(pool: Pool) -> dict[str, Any]:
         "host_only_pages": pool.host.only_pages if pool.host else 0,
         "copies": len(pool.host.copies) if pool.host else 0,
         "evictable_pages": pool.tree.idle_pages,
+        "pinned_pages": 0 if pool.priorities is None else pool.priorities.pinned_pages,
         "sequences": pool.sequences,
         "nodes": pool.tree.nodes,
         "namespaces": len(pool.namespaces),

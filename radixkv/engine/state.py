@@ -48,6 +48,8 @@ class State:
         self.quarantine: dict[int, dict[str, list[int]]] = {}
         """By ended session: pages its process could still write to."""
         self.counters = dict.fromkeys(COUNTERS, 0)
+        self.retaining: list[Pool] = []
+        """Pools in which pages have priorities."""
         self.queued = 0
         """Requests that wait, in the lines of all pools."""
         self.draining = False

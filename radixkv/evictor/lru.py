@@ -53,11 +53,16 @@ class LRU(Generic[R]):
         except KeyError:
             self._returned.remove(run)
 
-    def victim(self, pages: int) -> R:
+    def first(self) -> R | None:
+        """The leaf that goes next."""
         leaf = next(iter(self._order), None)
         returned = self._returned.first()
         if leaf is None or (returned is not None and returned.stamp < leaf.stamp):
-            leaf = returned
+            return returned
+        return leaf
+
+    def victim(self, pages: int) -> R:
+        leaf = self.first()
         assert leaf is not None
         if len(leaf.hashes) <= pages * HASH_BYTES:
             self.remove(leaf)

@@ -198,6 +198,11 @@ class PrefixTree:
             node = _above(node)
         return node
 
+    def stretch(self, node: Node, back: int, pages: int) -> list[Node]:
+        """The nodes that are just ``pages`` pages of a held path, up to ``back`` pages before its end: leaf to root."""
+        end = self.node_at(node, back)
+        return self.path(end, above=self.node_at(end, pages))
+
     # -- growing and shrinking ----------------------------------------------------------------------------------
 
     def grow(self, node: Node, tokens: bytes, pages: bytes, hashes: bytes) -> Node:
@@ -289,7 +294,9 @@ class PrefixTree:
 
     def _absorb(self, node: Node) -> Node | None:
         below = next(iter(node.children.values())) if node.children and len(node.children) == 1 else None
-        if below is None or below.holders or below.stamp != node.stamp or len(below.children or ()) > MERGE_FANOUT:
+        if below is None or below.holders or len(below.children or ()) > MERGE_FANOUT:
+            return None
+        if below.stamp != node.stamp or below.mark != node.mark:
             return None
         node.append(below.tokens, b"", below.hashes)
         node.host = bytes(node.host + below.host)

@@ -12,6 +12,7 @@ STEPS = {
     "wire": 2000,
     "tree": 3000,
     "evictor": 3000,
+    "priorities": 3000,
     "engine": 8000,
     "tiers": 2000,
     "recovery": 1600,
