@@ -19,11 +19,10 @@ import socket
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from radixkv.config import Config
 from radixkv.device import arena, manifest
-from radixkv.device.copier import ProcessCopier
 from radixkv.device.pool_memory import PoolMemory, geometry_of
 from radixkv.device.writer import apply_all
 from radixkv.engine.engine import Engine
@@ -35,6 +34,9 @@ from radixkv.ipc.fdstore import SESSIONS_MAX, Store, Stored, find_store, raise_o
 from radixkv.ipc.member import never_welcomed, stored_members
 from radixkv.ipc.router import Router
 from radixkv.ipc.signals import signal_socket
+
+if TYPE_CHECKING:
+    from radixkv.device.copier import ProcessCopier
 
 DOORS, MANIFEST = "doors", "manifest"
 LOCK_PATIENCE_S = 5.0
@@ -270,6 +272,8 @@ class _Starter:
         tiers = {name: memory.tiers for name, memory in pools.items() if memory.host_fds}
         if not tiers:
             return None
+        from radixkv.device.copier import ProcessCopier
+
         copier = ProcessCopier(tiers, self._locks)
         self._stack.callback(copier.close)
         return copier

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from radixkv.commands import PoolMap
 from radixkv.config import Layout, PoolConfig
 from radixkv.device import arena
-from radixkv.device.copier_process import PoolTiers
 from radixkv.device.descriptors import Geometry, TableReader
 from radixkv.device.writer import TableWriter
+
+if TYPE_CHECKING:
+    from radixkv.device.copier_process import PoolTiers
 
 
 def geometry_of(pool: PoolConfig, cache_id: str, sessions: int) -> Geometry:
@@ -71,6 +74,8 @@ class PoolMemory:
     @property
     def tiers(self) -> PoolTiers:
         """What the copier needs of a pool with a host tier."""
+        from radixkv.device.copier_process import PoolTiers
+
         return PoolTiers(self.page_bytes, self.arena_fds, self.host_fds)
 
     def read(self) -> TableReader:
