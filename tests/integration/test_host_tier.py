@@ -20,11 +20,10 @@ from typing import Any
 import pytest
 
 import radixkv
-from radixkv.commands import COPY_WAIT_S
+from radixkv.commands import COPY_WAIT_S, Done, Shutdown
 from radixkv.device.copier import STUCK_S
 from tests.conftest import process_state
-from tests.contract.ranked import live
-from tests.integration.tiered import NAMESPACE, answer, check, document, work
+from tests.integration.tiered import NAMESPACE, answer, check, document, further_rank, work, write
 
 END_S = 60.0
 RESUME_TIMEOUT_S = 1.0
@@ -153,43 +152,52 @@ def test_two_workers_push_each_others_pages_out(tiered: Any) -> None:
     assert seen.loaded_pages > 20 and seen.saved_pages > 20 and seen.unknown_copies == 0
 
 
-def test_every_rank_has_its_own_part_in_the_host_tier(daemon_factory: Any) -> None:
-    daemon = daemon_factory(pools=[{"name": "ranked", "ranks": 2, "pages": 8, "host_pages": 16}])
+def test_every_rank_has_its_own_part_in_the_host_tier(tiered: Any) -> None:
+    daemon, pool = tiered(pages=16, host_pages=48, ranks=2)
     context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
+    pipe, theirs = context.Pipe()
+    other = context.Process(target=further_rank, args=(daemon.endpoint, pool.client.group_token, theirs))
+    other.start()
+    try:
+        assert pipe.poll(END_S) and pipe.recv()
+        for number in (*range(4), *range(4), 2, 0):
+            tokens = [*document(number, 32), 7]
+            with pool.reserve(tokens, namespace=NAMESPACE) as seq:
+                check(seq)
+                pipe.send((seq.page_table.tolist(), tokens, seq.cached_tokens))
+                assert pipe.poll(END_S) and pipe.recv(), "rank 1 has what it wrote"
+                write(seq)
+        assert seq.cached_tokens == 32
+        assert counters(pool).loaded_pages >= 16
+    finally:
+        other.kill()
+        other.join()
 
-    def ask(rank: int, *command: Any) -> Any:
-        pipes[rank].send(command)
-        assert pipes[rank].poll(END_S)
-        return pipes[rank].recv()
 
-    def value(number: int, index: int, rank: int) -> float:
-        return 1.0 + number * 10 + index + rank / 2
-
-    for rank in range(2):
-        ours, theirs = context.Pipe()
-        group = ask(0, "token") if rank else None
-        processes.append(context.Process(target=live, args=(daemon.endpoint, group, rank, theirs)))
-        processes[-1].start()
-        pipes.append(ours)
-    for number in range(4):  # four documents of 4 pages
-        pages = ask(0, "reserve", document(number, 16), NAMESPACE)
-        for rank in range(2):
-            for index, page in enumerate(pages):
-                ask(rank, "write", page, value(number, index, rank))
-        ask(0, "commit", 16)
-        ask(0, "free")
-    for number in (0, 1, 2, 3, 0):
-        pages = ask(0, "reserve", [*document(number, 16), 7], NAMESPACE)
-        assert ask(0, "cached") == 16
-        for rank in range(2):
-            for index, page in enumerate(pages[:4]):
-                assert ask(rank, "read", page) == [value(number, index, rank)]
-        ask(0, "free")
-    for rank in (1, 0):
-        ask(rank, "close")
-        processes[rank].kill()
-        processes[rank].join()
+def test_a_configured_host_tier_is_shown_by_stat(tmp_path: Path) -> None:
+    """The keys of a file, to the memory: 16 pages of 256 bytes in all."""
+    endpoint, config = f"ipc://{tmp_path}/r.sock", tmp_path / "radixkv.toml"
+    config.write_text(
+        "[[pool]]\nlayers = 1\nkv_heads = 1\nhead_dim = 8\npage_size = 4\npages = 4\n"
+        'host_bytes = "2KiB"\nhost_staging_pages = 4\nreclaim_pages = 2\n'
+    )
+    radixkv_command = [sys.executable, "-m", "radixkv"]
+    daemon = subprocess.Popen(
+        [*radixkv_command, "serve", "--config", config, "--endpoint", endpoint],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert daemon.stdout is not None
+    try:
+        assert daemon.stdout.readline()
+        assert len(copiers(daemon.pid)) == 1
+        shown = subprocess.check_output([*radixkv_command, "stat", "--endpoint", endpoint], text=True)
+    finally:
+        daemon.terminate()
+        assert daemon.wait(END_S) == 0
+        daemon.stdout.close()
+    assert "pool default: 4 pages, 1 KiB" in shown
+    assert "its host tier: 12 pages, 3 KiB" in shown
 
 
 # -- the copier -----------------------------------------------------------------------------------------------------
@@ -312,15 +320,20 @@ def test_the_daemon_dies_while_pages_are_copied(tiered: Any, wait_until: Any, to
     assert counters(pool).saved_pages > 0
 
 
-def test_a_warm_start_has_the_same_memory_of_both_tiers(tiered: Any) -> None:
+@pytest.mark.parametrize("end", ["killed", "asked to"])
+def test_a_warm_start_has_the_same_memory_of_both_tiers(tiered: Any, raw_worker: Any, end: str) -> None:
     daemon, pool = tiered(supervised=True, pages=16, host_pages=16)
     for number in range(4):
         answer(pool, document(number, 32))
-    before = arenas(daemon.pid)
-    daemon.kill_daemon()
+    before, copier = arenas(daemon.pid), copier_of(daemon)
+    if end == "killed":
+        daemon.kill_daemon()
+    else:  # as `radixkv drain` does
+        assert raw_worker(daemon.endpoint).ask(Shutdown()) == Done()
     daemon.wait_ready()
+    assert process_state(copier) in ("", "Z")
     assert arenas(daemon.pid) == before and {name for name, _ in before} == {"arena", "host"}
-    assert answer(pool, document(3, 32)) == 31
+    assert answer(pool, document(3, 32), timeout=20.0) == 31
     work(pool, 3, 40)
 
 

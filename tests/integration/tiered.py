@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 import sys
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,21 @@ def work(pool: Any, seed: int, rounds: int) -> int:
         prompt = document(rng.randrange(8), 4 * rng.randint(1, 6) + rng.randint(0, 3))
         cached += answer(pool, prompt, timeout=20.0)
     return cached
+
+
+def further_rank(endpoint: str, group: bytes, pipe: Connection) -> None:
+    """Rank 1 of a group, as a process: ``(page table, tokens, begin)`` has it write its own part of the tokens from
+    ``begin`` on, and send whether all of it, as it is read then, is what it should be."""
+    member = radixkv.attach(endpoint, group, 1)
+    memory = member.pool("default")._memory
+    pipe.send(True)
+    while True:
+        table, tokens, begin = pipe.recv()
+        rows = PagedRows(SimpleNamespace(memory=memory, page_table=np.array(table), writable_from_tokens=begin))
+        wanted = rows_of(tokens) + np.uint32(1)
+        for position in range(begin, len(tokens)):
+            rows.write(position, wanted[position])
+        pipe.send(np.array_equal(rows.read(len(tokens)), wanted))
 
 
 if __name__ == "__main__":
