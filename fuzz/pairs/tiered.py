@@ -208,7 +208,7 @@ class Tiered:
             wrong = self.device.wrong(np.array(seq.pages), self._paths(seq)[: seq.committed])
             require("I4", not wrong, f"sequence {seq.id}: {wrong}")
         stamps: Counter[Node] = Counter()
-        for node, path in self._nodes():
+        for node, path in self.nodes():
             for above in path[1:]:
                 stamps[above] = max(stamps[above], self._stamp(node))
             rows = self.paths.of(_scope(path[0]), unpack_tokens(b"".join(bytes(part.tokens) for part in path[1:])))
@@ -233,7 +233,7 @@ class Tiered:
         behind = self.config.pools[0].pages
         return unpack_pages(bytes(node.pages)) + [behind + page for page in unpack_pages(bytes(node.host))]
 
-    def _nodes(self) -> Iterator[tuple[Node, list[Node]]]:
+    def nodes(self) -> Iterator[tuple[Node, list[Node]]]:
         """All runs below present roots, each with its path from the root."""
         stack: list[list[Node]] = [[space.root] for space in self.pool.namespaces.all()]
         while stack:

@@ -12,6 +12,7 @@ from fuzz.targets.sessions import SessionsTarget
 from fuzz.targets.simulator import LIVES, SimulatorTarget, smallest
 from fuzz.targets.tiers import TiersTarget
 from fuzz.targets.tree import TreeTarget
+from fuzz.targets.two_tiers import TwoTiersTarget
 from fuzz.targets.weak_hash import WeakHashTarget
 from fuzz.targets.wire import WireTarget
 
@@ -53,6 +54,14 @@ FUZZERS = {
             lives=300,
             smoke_steps=40_000,
             wanted=TIERS,
+        ),
+        Fuzzer(
+            "two-tiers",
+            "what is where and what is found, against a naive two-tier LRU",
+            TwoTiersTarget,
+            lives=300,
+            smoke_steps=10_000,
+            wanted={"device hit": 1000, "host hit": 500, "lost": 1000},
         ),
         Fuzzer("recovery", "the daemon dies between and within writes; the next one scans the table", RecoveryTarget),
         Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),

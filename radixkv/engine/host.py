@@ -126,8 +126,7 @@ class HostTier:
 
         ``leaving``: so many more pages than are known of will leave the host tier soon (or, negative, come into it).
         """
-        self.trim(count - leaving)
-        count = min(count, self.limit - self.only_pages + self.leaving_pages - self.saving_pages + leaving)
+        count = self.room(count, leaving)
         short = count - self.pages.counts[FREE]
         if short > 0:
             self._uncover_some(short)
@@ -135,6 +134,11 @@ class HostTier:
         if short > 0:
             self.evict(short)
         return self.pages.take(max(0, min(count, self.pages.counts[FREE])), LOAD)
+
+    def room(self, count: int, leaving: int) -> int:
+        """Make room for ``count`` pages. Returns for how many there may be; ``leaving`` as for ``take``."""
+        self.trim(count - leaving)
+        return max(0, min(count, self.limit - self.only_pages + self.leaving_pages - self.saving_pages + leaving))
 
     def trim(self, more: int = 0) -> None:
         """Evict what is too much, with ``more`` pages to come."""
@@ -215,6 +219,7 @@ class HostTier:
         self.order.add(sunk)
         self.writes.append(Stamp(self._pool, self.end(sunk), sunk.stamp))
         self.only_pages += len(packed) // PAGE_ID_BYTES
+        self.trim()
         return packed
 
     def surface(self, node: Node, pages: bytes) -> None:

@@ -328,7 +328,8 @@ def _host(host: HostTier, trees: _Trees) -> None:
     reading = {page for copying in copies if not copying.to_host for run in copying.runs for page in run.host}
     kept = [page for node, _ in trees.nodes for page in _ids(node.host)]
     places = free + filling + kept
-    need(len(places) == len(set(places)) == host.pages.size, "I1", f"{len(places)} places, {host.pages.size} host pages")
+    size = host.pages.size
+    need(len(places) == len(set(places)) == size, "I1", f"{len(places)} places, {size} host pages")
     need(reading <= set(kept), "I11", "host pages left the tree while they were being read")
     wanted = [(free, State.FREE), (filling, State.LOADING), (sorted(reading), State.SAVING)]
     wanted.append(([page for page in kept if page not in reading], State.CACHED))
@@ -342,6 +343,8 @@ def _host(host: HostTier, trees: _Trees) -> None:
     need(host.only_pages == counted, "I24", f"{host.only_pages} pages in the host tier alone, counted {counted}")
     need(host.saving_pages == len(filling), "I24", f"{host.saving_pages} pages to be filled, counted {len(filling)}")
     need(host.leaving_pages == len(reading), "I24", f"{host.leaving_pages} pages leave, counted {len(reading)}")
+    excess = 0 if copies else counted - host.limit  # a copy may make room first for what follows it
+    need(excess <= 0, "I24", f"{excess} pages too many are in the host tier alone")
     for node, _ in trees.nodes:
         unknown = node.pages and node.host and node.holders == 0 and node not in host.clean
         need(not unknown, "I24", "nobody knows of a host copy that could be dropped")

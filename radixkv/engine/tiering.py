@@ -77,7 +77,7 @@ class Tiering:
         if any(node.holders for node in _matched(below)):
             return First.COPIES  # somebody else's copy holds it: it comes, or this one's turn does
         short = need - self.pool.pages.counts[FREE]
-        if not below.pages and (short <= 0 or not _dirty(self._coldest(short))):
+        if not below.pages and (short <= 0 or not _dirty(self._coldest(short, match))):
             return First.NOTHING
         guard = self._hold(below if below.pages else match)
         victims = self._coldest(short)  # anew: not from the path that is held now
@@ -97,12 +97,17 @@ class Tiering:
             self._stamp([end])  # the new end of a run whose stamp was written behind it
         return end
 
-    def _coldest(self, count: int) -> list[Victim]:
-        """The runs that would leave the device next for ``count`` pages."""
+    def _coldest(self, count: int, held: Match | None = None) -> list[Victim]:
+        """The runs that would leave the device next for ``count`` pages, were the path ``held`` held."""
+        own = set() if held is None else set(self.pool.tree.path(held.node))
         found = []
         for node in self.pool.order if count > 0 else ():
-            found.append((node, min(count, node.page_count)))
-            count -= node.page_count
+            pages = node.page_count
+            if held is not None and node is held.inside:
+                pages -= held.inside_pages
+            if node not in own:
+                found.append((node, min(count, pages)))
+                count -= pages
             if count <= 0:
                 break
         return found
@@ -159,19 +164,21 @@ class Tiering:
         """Copy those of the victims that the host tier does not have; what it has no room for is dropped, the coldest
         first. ``leaving``: pages of the host tier that are to be loaded next. False: there was room for none.
         """
+        count = sum(pages for _, pages in victims)
+        self._push_out(victims, count - self.host.room(count, leaving))
         coming = sum(pages for node, pages in victims if node.host)
         targets = self.host.take(_dirty(victims), leaving - coming)
         # Counted again: for lack of other room copies of theirs may just have been dropped.
-        self._push_out(victims, _dirty(victims) - len(targets))
+        while (short := _dirty(victims) - len(targets)) > 0:
+            self._push_out(victims, short)
         return self._copy_out([(node, pages) for node, pages in victims if not node.host], targets, guard)
 
     def _push_out(self, victims: list[Victim], surplus: int) -> None:
-        """Take victims off the device, the coldest first, until ``surplus`` pages are lost; forget them in the list."""
+        """Take ``surplus`` pages of the victims off the device, the coldest first; forget them in the list."""
         while surplus > 0:
             node, count = victims.pop(0)
-            gone = count if node.host else min(count, surplus)
-            if not node.host:
-                surplus -= gone
+            gone = min(count, surplus)
+            surplus -= gone
             if gone < count:
                 victims.insert(0, (node, count - gone))
             self.pool.push_out(node, gone)
@@ -239,7 +246,6 @@ class Tiering:
             counters["failed_copies"] += 1
             host.rests_until = now + REST_S
         self._let_go(copying.ends)
-        host.trim()
         self.pool.gained = True
         self.pool.copied = bool(self.pool.fetching)
 
@@ -298,6 +304,7 @@ class Tiering:
                 if retired:
                     pool.retired.append((node, None))
         self._stamp(idle)
+        host.trim()
 
     def _stamp(self, nodes: list[Node]) -> None:
         """Write their places in the order of eviction to their ends."""

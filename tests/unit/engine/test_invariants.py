@@ -504,6 +504,12 @@ def what_is_in_the_host_tier_alone_is_miscounted(world):
     world.host.only_pages -= 1
 
 
+@breaks("I24", "too many are in the host tier alone", Tiers)
+def the_host_tier_is_overfull(world):
+    world.pair.finish_all()
+    world.host.limit = 1
+
+
 @breaks("I24", "pages to be filled, counted", Tiers)
 def what_is_being_saved_is_miscounted(world):
     world.host.saving_pages += 1

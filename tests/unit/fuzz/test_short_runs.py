@@ -15,6 +15,7 @@ STEPS = {
     "priorities": 3000,
     "engine": 8000,
     "tiers": 2000,
+    "two-tiers": 400,
     "recovery": 1600,
     "weak-hash": 800,
     "simulator": 10_000,
