@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import Any
 from weakref import WeakSet
 
 from radixkv.client.core import Core
@@ -48,12 +49,12 @@ class PoolState:
     def prefill_tokens_per_s(self) -> float:
         """How fast this worker computes prompts, tokens a second; 0, until it is set: it does not say.
 
-        With a host tier, what takes longer to load than to compute is not loaded. Setting it: BadRequest for less than 0.
+        With a host tier, what takes longer to load than to compute is not loaded. To set less than 0: BadRequest.
         """
         return self._prefill_tokens_per_s
 
     @prefill_tokens_per_s.setter
-    def prefill_tokens_per_s(self, speed: float) -> None:
+    def prefill_tokens_per_s(self, speed: Any) -> None:
         if isinstance(speed, bool) or not isinstance(speed, int | float) or not 0 <= speed < math.inf:
             raise BadRequest(f"prefill_tokens_per_s is a number of at least 0, not {speed!r}")
         self._prefill_tokens_per_s = float(speed)
