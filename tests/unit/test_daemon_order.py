@@ -1,4 +1,5 @@
-"""What leaves the daemon is in the descriptor table already: a reply, a late grant, a welcome. And how long it sleeps.
+"""What leaves the daemon is in the descriptor table already: a reply, a late grant, a welcome, a copy. And how long
+it sleeps.
 
 The real daemon, engine and table, without its sockets: with those, nobody could tell what was first. In their place is
 a desk that looks into the table whenever something is put on it.
@@ -8,6 +9,7 @@ import math
 import os
 import select
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,6 +38,7 @@ class Desk:
         self.memory = memory
         self.incoming = []
         self.left = []
+        self.malformed = self.dropped_replies = 0
 
     def receive(self):
         return self.incoming.pop(0)
@@ -54,6 +57,33 @@ class Desk:
         pass
 
 
+class CopyDesk:
+    """In the copier's place: ``asked`` is what was asked for, the table just then and how many replies had left before;
+    ``ended`` goes to the daemon."""
+
+    def __init__(self, stack, desk):
+        self.desk = desk
+        self.asked = []
+        self.ended = []
+        self.stuck_at, self.deaths, self.timed_out = math.inf, 0, 0
+        self._pipe = Pipe(stack)
+
+    def fileno(self):
+        return self._pipe.fileno()
+
+    def submit(self, copy):
+        with closing(self.desk.memory.read()) as table:
+            self.asked.append((copy, table.records.copy(), len(self.desk.left)))
+
+    def completions(self):
+        ended, self.ended = self.ended, []
+        return ended
+
+    def kill_if_stuck(self, now):
+        if now >= self.stuck_at:
+            self.timed_out, self.stuck_at = 1, math.inf
+
+
 class Pipe:
     """In the place of sockets that nobody connects to."""
 
@@ -69,17 +99,17 @@ class Pipe:
 class Talk:
     """A daemon and one worker's words to it."""
 
-    def __init__(self, stack):
-        config = Config(ServerConfig(endpoint="ipc:///nowhere/at-all.sock"), Limits(), (POOL,))
-        self.memory = PoolMemory.create(POOL, "c" * 32, config.limits.sessions)
+    def __init__(self, stack, pool=POOL):
+        config = Config(ServerConfig(endpoint="ipc:///nowhere/at-all.sock"), Limits(), (pool,))
+        self.memory = PoolMemory.create(pool, "c" * 32, config.limits.sessions)
         stack.callback(self.memory.close)
         self.desk = Desk(self.memory)
         epoll = stack.enter_context(select.epoll())
         pools, engine = {"default": self.memory}, Engine(config, "b" * 32, "c" * 32)
         door, signals = Pipe(stack), Pipe(stack)
-        parts = Parts(
-            resolve(config.server.endpoint), None, None, Stored(), pools, engine, self.desk, door, epoll, signals
-        )
+        self.copies = CopyDesk(stack, self.desk) if pool.host_pages else None
+        endpoint, ends = resolve(config.server.endpoint), (door, epoll, signals, self.copies)
+        parts = Parts(endpoint, None, None, Stored(), pools, engine, self.desk, *ends)
         self.daemon = Daemon(config, parts, True, open_log())
         self.requests = 0
 
@@ -91,6 +121,16 @@ class Talk:
 
     def reserve(self, seq, tokens, wait_s=0.0):
         self.say(commands.Reserve("default", seq, b"name", pack_tokens(tokens), 0, "copy", wait_s))
+
+    def cache(self, seq, tokens):
+        """Computed and let go of."""
+        self.reserve(seq, tokens)
+        self.say(commands.Step(commit=[commands.Commit(seq, len(tokens))]))
+        self.say(commands.Step(free=[commands.Free(seq)]))
+
+    def end(self, copy, ok=True):
+        self.copies.ended.append(commands.CopyDone(copy.copy, ok))
+        self.daemon._serve_fd(self.copies.fileno())
 
     def sleeps_s(self, later_s=0.0):
         """How long the daemon would sleep if it turned its loop after so many seconds."""
@@ -209,3 +249,64 @@ def test_the_time_it_stands_still_is_not_counted(talk):
     talk.sleeps_s(ROUND_S)
     talk.sleeps_s(1000 * LEASE_S)
     assert talk.daemon._engine.sessions.running_s == pytest.approx(ROUND_S + LEASE_S / 4)
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiered():
+    """Seven of eight pages are cached and idle; four more in the host tier. Nothing is copied ahead of need."""
+    with ExitStack() as stack:
+        talk = Talk(stack, replace(POOL, host_pages=4, reclaim_pages=0))
+        assert isinstance(talk.daemon.open_session(1, "one"), commands.Welcome)
+        talk.cache(1, range(28))
+        yield talk
+
+
+def test_a_copy_is_asked_for_when_the_table_says_what_it_reads_and_fills(tiered):
+    """A save reads cached pages. A load fills pages that are nobody's, which no later daemon takes for cached."""
+    tiered.reserve(2, range(100, 112))
+    save, records, _ = tiered.copies.asked[-1]
+    assert save.to_host and records["state"][np.frombuffer(save.sources, "<i4")].tolist() == [CACHED, CACHED]
+    tiered.end(save)
+    granted, records, _ = tiered.desk.left[-1]
+    assert records["state"][np.frombuffer(granted.page_table, "<i4")].tolist() == [PRIVATE] * 3
+    tiered.say(commands.Step(free=[commands.Free(2)]))
+    tiered.reserve(3, range(28))
+    load, records, _ = tiered.copies.asked[-1]
+    targets = np.frombuffer(load.targets, "<i4")
+    assert not load.to_host and len(targets) == 2
+    assert records["state"][targets].tolist() == [PRIVATE] * 2 and records["owner"][targets].tolist() == [0, 0]
+    tiered.end(load)
+    granted, records, _ = tiered.desk.left[-1]
+    assert granted.cached_tokens == 27 and records["state"][targets[0]] == CACHED
+
+
+def test_a_copy_that_failed_is_heard_of_by_who_waited_for_it(tiered):
+    tiered.reserve(2, range(100, 112))
+    (asked,) = tiered.copies.asked
+    tiered.end(asked[0], ok=False)
+    assert isinstance(tiered.desk.left[-1][0], commands.Reserved)
+    tiered.say(commands.Stats(), session=0)
+    assert tiered.desk.left[-1][0].snapshot["counters"]["failed_copies"] == 1
+
+
+def test_an_answer_that_waits_for_no_copy_leaves_before_one_is_asked_for():
+    with ExitStack() as stack:
+        talk = Talk(stack, replace(POOL, host_pages=4, reclaim_pages=4))
+        assert isinstance(talk.daemon.open_session(1, "one"), commands.Welcome)
+        talk.cache(1, range(16))
+        talk.reserve(2, range(50, 62))
+        (asked,) = talk.copies.asked
+        assert asked[0].to_host and asked[2] == len(talk.desk.left) == 4
+
+
+def test_it_wakes_when_the_copier_counts_as_stuck(tiered):
+    tiered.sleeps_s(ROUND_S)
+    tiered.copies.stuck_at = tiered.daemon._now + 0.25
+    tiered.daemon._look_ahead()
+    assert tiered.daemon._due == tiered.copies.stuck_at
+    tiered.sleeps_s(0.25)
+    tiered.say(commands.Stats(), session=0)
+    assert tiered.desk.left[-1][0].snapshot["counters"]["copies_timed_out"] == 1

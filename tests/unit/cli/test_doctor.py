@@ -200,12 +200,15 @@ class TestCommand:
     def test_json(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
         endpoint = f"ipc://{tmp_path}/radixkv.sock"
-        code, out = self.run(capsys, "--json", "--pool", "name=a,pages=2", "--endpoint", endpoint)
+        pools = ["--pool", "name=a,pages=2", "--pool", "name=b,pages=3,host_pages=4096,page_size=1"]
+        code, out = self.run(capsys, "--json", *pools, "--endpoint", endpoint)
         found = json.loads(out)
         assert found["ok"] == (code == 0)
         assert code == 0
         checks = {check["name"]: check for check in found["checks"]}
-        assert checks["configuration"]["detail"] == f"pool a of 2 pages; endpoint {endpoint}"
+        named = "pool a of 2 pages, pool b of 3 pages and 4,096 in its host tier"
+        assert checks["configuration"]["detail"] == f"{named}; endpoint {endpoint}"
+        assert checks["memory"]["detail"].startswith("the pools take 181.54 MiB, ")
         assert checks["daemon"]["status"] == "warn"
         assert {"memory", "open files", "sealed memory", "runtime directory", "packages", "torch", "gpu"} <= set(checks)
         for check in checks.values():
