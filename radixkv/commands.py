@@ -102,6 +102,8 @@ class Reserve(Struct, array_like=True, frozen=True, tag="reserve"):
     """How fast the worker computes prompts; 0: it does not say. What is slower to load than that is not loaded."""
     retain: list[Retain] = []
     """How firmly what is cached of the sequence is kept. In order, without overlaps; forks have the same."""
+    join_s: Wait = 0.0
+    """So long it may wait for another worker that is computing what this one would compute; 0: it does not."""
 
 
 class Step(Struct, array_like=True, frozen=True, tag="step"):

@@ -131,6 +131,7 @@ class Pool(PoolHandle):
         last_page: str = "copy",
         copy: bool = True,
         retain: Retain | Iterable[Retain] = (),
+        join_timeout: float = 0.0,
     ) -> Sequence:
         """A sequence for these tokens: cached prefix pages, then private pages with room for ``headroom_tokens`` more.
 
@@ -139,13 +140,16 @@ class Pool(PoolHandle):
         last_page: how the last page of a fully cached prompt is given: "copy", "keep" or "drop".
         copy: False leaves copy_rows to the caller, as is always so on CUDA pools.
         retain: how firmly its pages are kept later, in ranges of tokens, in order. Forks have the same.
+        join_timeout: seconds to wait for another worker that is computing the same prefix right now; then, or when that
+        one is gone, this one computes it. Besides ``timeout``, and before it.
         Errors: OutOfPages, BadRequest, LimitExceeded, Draining, Timeout, Unavailable.
         """
         if last_page not in LAST_PAGE_MODES:
             raise BadRequest(f"last_page is one of {', '.join(LAST_PAGE_MODES)}, not {last_page!r}")
         headroom = natural("headroom_tokens", headroom_tokens)
         wait_s = 0.0 if timeout is None else verbs.seconds("timeout", timeout)
-        want = Want(_namespace(namespace), pack(tokens), headroom, last_page, wait_s, copy, on_the_wire(retain))
+        join_s = verbs.seconds("join_timeout", join_timeout)
+        want = Want(_namespace(namespace), pack(tokens), headroom, last_page, wait_s, copy, on_the_wire(retain), join_s)
         return cast("Sequence", self._run(verbs.reserve(self.core, self, want)))
 
     def adopt(self, ticket: bytes, *, copy: bool = True) -> Sequence:

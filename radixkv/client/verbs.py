@@ -71,6 +71,7 @@ class Want:
     wait_s: float
     copy: bool
     retain: list[Retain] = field(default_factory=list)
+    join_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
         wait_s = min(want.wait_s, max(0.0, until - core.clock())) if next(asked) else want.wait_s
         return Reserve(
             pool.name, identity, want.namespace.canonical, want.tokens, want.headroom, want.last_page, wait_s,
-            pool.prefill_tokens_per_s, want.retain,
+            pool.prefill_tokens_per_s, want.retain, want.join_s,
         )  # fmt: skip
 
     def grant(reply: Reply) -> Grant:
@@ -110,7 +111,7 @@ def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
             copy=want.copy,
         )
 
-    return (yield from _obtain(pool, identity, _Obtain(body, grant), want.wait_s + pool.copy_wait_s))
+    return (yield from _obtain(pool, identity, _Obtain(body, grant), want.join_s + want.wait_s + pool.copy_wait_s))
 
 
 def adopt(core: Core, pool: PoolState, ticket: Any, copy: bool) -> Verb[SequenceState]:

@@ -56,6 +56,8 @@ def do_extend(pool: Pool, seq: Sequence, tokens: bytes, new: int) -> bytes:
         if isinstance(seq.tokens, bytes):
             seq.tokens = bytearray(seq.tokens)
         seq.tokens += tokens
+    if tokens and pool.flights is not None:
+        pool.flights.note(seq)
     if not new:
         return b""
     pages = pool.take(new, seq.session, seq.root)
@@ -79,6 +81,8 @@ def do_truncate(pool: Pool, seq: Sequence, item: Truncate, plan: TruncatePlan) -
     seq.committed = min(seq.committed, item.n)
     seq.cached = min(seq.cached, item.n)
     seq.shared = min(seq.shared, len(seq.pages))
+    if pool.flights is not None:
+        pool.flights.note(seq)
     return reply
 
 

@@ -83,7 +83,7 @@ class Engine(State):
 
     def next_deadline(self) -> float | None:
         """When a tick is due because somebody's time is over (monotonic seconds); None: nothing is pending."""
-        lines = [line for pool in self.pools.values() for line in (pool.waiting, pool.fetching) if line]
+        lines = [line for pool in self.pools.values() for line in pool.lines if line]
         ends = [end for line in lines if (end := line.next_end()) is not None]
         if (end := self.transit.next_end()) is not None:
             ends.append(end)

@@ -22,6 +22,8 @@ def handoff(state: State, session: Worker, body: Handoff, now: float) -> Reply:
     del session.sequences[body.seq]
     state.charge(session, pool, -seq.charged)
     seq.session = 0
+    if pool.flights is not None:
+        pool.flights.note(seq)
     _own(state, pool, seq)
     state.transit.put(body.ticket, seq, now + body.ttl_s)
     return Done()
@@ -39,6 +41,8 @@ def adopt(state: State, session: Worker, body: Adopt) -> Reply:
         raise OutOfPages(need=seq.charged, available=max(0, cap - charged), never_fits=seq.charged > cap)
     state.transit.take(body.ticket)
     seq.id, seq.session = body.seq, session.id
+    if pool.flights is not None:
+        pool.flights.note(seq)
     session.sequences[body.seq] = seq
     state.charge(session, pool, seq.charged)
     pool.gained = True  # a floor may lack fewer pages now

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from radixkv.allocator.page_states import State
 from radixkv.engine.engine import Engine
+from radixkv.engine.flights import would_be_waited_for
 from radixkv.engine.host import HostTier
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
@@ -36,6 +37,7 @@ def check(engine: Engine) -> None:
         _tables(pool, own)
         _charges(engine, pool)
         _waiting(engine, pool)
+        _flights(engine, pool, own)
         _metrics(pool, own, trees)
         if pool.host is not None:
             _host(pool.host, trees)
@@ -293,9 +295,26 @@ def _waiting(engine: Engine, pool: Pool) -> None:
     known = {(session.id, request) for session in engine.sessions.all() for request, name in session.waiting.items()
              if name == pool.name}  # fmt: skip
     need(known == {(entry.session, entry.request) for entry in line}, "I10", "the line and the sessions disagree")
-    for lined in (pool.waiting, pool.fetching):
+    for lined in pool.lines:
         earliest = min((entry.until for entry in lined.all()), default=None)
         need(lined.next_end() == earliest, "I10", "nobody would wake those who wait when their time is over")
+
+
+def _flights(engine: Engine, pool: Pool, sequences: list[Sequence]) -> None:
+    """I10: who waits for another's commits is woken by them, and of sessions none waits for itself through others."""
+    flights = pool.flights
+    keys = {(entry.session, entry.request) for entry in pool.joining.all()}
+    if flights is None:
+        need(not keys, "I10", "somebody waits for what others compute, which nobody knows")
+        return
+    starts = {seq: start for seq in sequences if (start := flights.start_of(seq)) is not None}
+    need(flights.starts == starts, "I10", "it is not known who computes what")
+    need(keys == flights.waits_for.keys(), "I10", "who waits for what is being computed would never be woken")
+    need(all(seq in starts for seq in flights.waits_for.values()), "I10", "somebody waits for what nobody computes")
+    all_flights = [other.flights for other in engine.pools.values() if other.flights is not None]
+    for (session, _), seq in flights.waits_for.items():
+        circle = would_be_waited_for(session, seq.session, all_flights)
+        need(not circle, "I10", f"sessions {session} and {seq.session} wait for one another")
 
 
 def _metrics(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:

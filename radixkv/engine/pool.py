@@ -31,6 +31,7 @@ from radixkv.allocator.page_states import (
 )
 from radixkv.commands import Assign, Copied, NamespaceRecord, Publish, Retain, Retire, Stamp, Write
 from radixkv.config import PoolConfig
+from radixkv.engine.flights import Flights
 from radixkv.engine.host import HostTier
 from radixkv.engine.lineage import Lineage
 from radixkv.engine.namespaces import Namespace, Namespaces
@@ -82,6 +83,10 @@ class Pool:
         """Reserves that wait for pages."""
         self.fetching = WaitingLine()
         """Reserves that wait for copies between the tiers."""
+        self.joining = WaitingLine()
+        """Reserves that wait for what others are computing."""
+        self.flights: Flights | None = None
+        """What is being computed, once somebody has asked for it."""
         self.copied = False
         """A copy has ended since they were last looked at."""
         self.floors_missing = 0
@@ -105,10 +110,17 @@ class Pool:
     # -- who waits ----------------------------------------------------------------------------------------------
 
     def all_waiting(self) -> list[Waiting]:
-        return self.waiting.all() + self.fetching.all()
+        return [waiting for line in self.lines for waiting in line.all()]
+
+    @property
+    def lines(self) -> tuple[WaitingLine, WaitingLine, WaitingLine]:
+        return self.waiting, self.fetching, self.joining
 
     def leave_lines(self, session: int, request: int) -> Waiting | None:
-        return self.waiting.leave(session, request) or self.fetching.leave(session, request)
+        if self.flights is not None:
+            self.flights.leave((session, request))
+        left = [line.leave(session, request) for line in self.lines]
+        return next((waiting for waiting in left if waiting is not None), None)
 
     # -- how much there is --------------------------------------------------------------------------------------
 
@@ -327,6 +339,8 @@ class Pool:
         """The rows have been copied, or never will be."""
         if seq.source >= 0:
             self.let_go(seq, min(seq.depth, seq.published))
+            if self.flights is not None:
+                self.flights.note(seq)
 
     def _let_go_of_source(self, seq: Sequence, quarantine: list[int] | None) -> None:
         """Under a new stamp. Where the path reaches over the source, that is let go of next, under the same one."""
@@ -429,6 +443,8 @@ class Pool:
                 self._sources_published(pages, seq.node)
         seq.published = full_pages
         seq.chain = hashes[-HASH_BYTES:] or parent
+        if self.flights is not None:
+            self.flights.note(seq)
 
     def _already_there(self, seq: Sequence, tokens: bytes) -> int:
         """How many of the pages with these tokens, behind the published ones, the tree has; the path grows over them.
@@ -512,6 +528,8 @@ class Pool:
         if self.publishing:
             self.settle(seq)
         self.let_go(seq, 0, quarantine)
+        if self.flights is not None:
+            self.flights.over(seq)
         self.sequences -= 1
         namespace = self.namespaces.of(seq.root)
         namespace.users -= 1
@@ -524,6 +542,8 @@ class Pool:
         old = self.namespaces.renew(namespace)
         self.retired.append((old, None))
         self.gained = True
+        if self.flights is not None:
+            self.flights.wake_all()
         self.writes.append(namespace_record(self.name, namespace))
 
     def reclaim(self, budget: int) -> None:

@@ -5,14 +5,21 @@ planned anew. A reserve that may not wait is answered from what is available now
 
 Whatever has to be copied between the tiers first (``tiering.py``) is waited for in a second line, also by who may not
 wait for pages: all in it are planned anew whenever a copy has ended.
+
+In a third line wait those who would compute what another worker is computing (``flights.py``), if they ask for that.
+When that is over they are reserves like all others, and only then may have to wait for pages.
 """
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from radixkv.commands import Granted, LookedUp, Prefetch, Reply, Request, Reserve, Retain, failure
 from radixkv.engine import commit, plan, retention, tiering
+from radixkv.engine.flights import Flights, would_be_waited_for
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool, namespace_record
+from radixkv.engine.sequence import Sequence
 from radixkv.engine.state import State
 from radixkv.engine.tiering import First
 from radixkv.engine.waiting import Waiting, WaitingLine
@@ -27,6 +34,8 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
     state.new_ids(session, body.seq, 1)
     if body.retain:
         retention.ranges(pool, body)
+    if body.join_s and _joins(state, session, request, body, now):
+        return None
     behind_others = bool(body.wait_s and pool.waiting)
     try:
         if behind_others:
@@ -90,6 +99,8 @@ def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned
         seq.retain = retain
     session.sequences[body.seq] = seq
     state.charge(session, pool, planned.new)
+    if pool.flights is not None:
+        pool.flights.note(seq)
     return reply
 
 
@@ -124,8 +135,14 @@ def serve_waiting(state: State, now: float) -> None:
         for waiting in pool.waiting.overdue(now):
             answer_waiting(state, pool, waiting, failure(_in_vain(state, pool, waiting, now)))
             pool.gained = True
+        for waiting in pool.joining.overdue(now):
+            _go_on(state, pool, waiting, now)
     # Again while there is something to look at: a session revoked for one pool's sake makes room in others.
-    while gained := [pool for pool in state.pools.values() if pool.gained and pool.waiting]:
+    while True:
+        _serve_joining(state, now)
+        gained = [pool for pool in state.pools.values() if pool.gained and pool.waiting]
+        if not gained:
+            return
         for pool in gained:
             pool.gained = False
             _serve_front(state, pool, now)
@@ -182,6 +199,80 @@ def _in_vain(state: State, pool: Pool, waiting: Waiting, now: float) -> OutOfPag
     else:  # it would fit, but others are before it
         need, available = planned.new, 0
     return OutOfPages("waited in vain", need=need, available=available, waited_s=now - waiting.since)
+
+
+# -- what others are computing ------------------------------------------------------------------------------------
+
+
+def _joins(state: State, session: Worker, request: Request, body: Reserve, now: float) -> bool:
+    """Wait for what another session is computing, if somebody is and there is room in the lines.
+
+    Errors: what planning says, but for a lack of pages that may be over by then.
+    """
+    pool = state.pool(body.pool)
+    if pool.flights is None:
+        running = [seq for seq in state.live_sequences() if seq.pool == pool.name]
+        pool.flights = Flights(pool.tree.page_token_bytes, running)
+    writer = _flight(state, pool, session.id, body)
+    if writer is None or state.queued >= state.config.limits.queued:
+        return False
+    try:
+        plan.plan_reserve(pool, session, body)
+    except OutOfPages as error:
+        if error.never_fits:
+            raise
+    until = min(now + body.join_s, request.deadline)
+    _join(state, session, pool, pool.joining, Waiting(session.id, request.id, body, now, until, request.deadline))
+    pool.flights.wait((session.id, request.id), writer)
+    state.counters["joined"] += 1
+    return True
+
+
+def _flight(state: State, pool: Pool, asking: int, body: Reserve) -> Sequence | None:
+    """The sequence that computes what the prompt would be next to compute. None: nobody, or who waits for the asker."""
+    namespace = pool.namespaces.find(body.namespace)
+    if namespace is None or pool.flights is None:
+        return None
+    match = pool.tree.match(namespace.root, body.tokens)
+    if pool.host is not None and pool.tree.match_host(match, body.tokens).pages:
+        return None  # to load is quicker than to wait
+    writer = pool.flights.find(match, body.tokens, asking)
+    flights = [other.flights for other in state.pools.values() if other.flights is not None]
+    return None if writer is None or would_be_waited_for(asking, writer.session, flights) else writer
+
+
+def _serve_joining(state: State, now: float) -> None:
+    """Whoever has been woken looks again."""
+    while woken := [(pool, key) for pool in state.pools.values() if pool.flights for key in pool.flights.woken]:
+        for pool, key in woken:
+            assert pool.flights is not None
+            pool.flights.woken.pop(key, None)
+            waiting = pool.joining.find(*key)
+            if waiting is None:
+                continue
+            assert type(waiting.body) is Reserve
+            writer = _flight(state, pool, waiting.session, waiting.body)
+            if writer is not None:
+                pool.flights.wait(key, writer)
+            else:
+                _go_on(state, pool, waiting, now)
+
+
+def _go_on(state: State, pool: Pool, waiting: Waiting, now: float) -> None:
+    """Nothing is computed for this one any more, or not soon enough: as if it had been asked now."""
+    assert type(waiting.body) is Reserve
+    pool.leave_lines(waiting.session, waiting.request)
+    session, body = state.sessions.find_quietly(waiting.session), replace(waiting.body, join_s=0.0)
+    del session.waiting[waiting.request]
+    state.queued -= 1
+    request = Request(session.id, session.epoch, waiting.request, waiting.deadline, body)
+    try:
+        reply = reserve(state, session, request, body, now)
+    except RadixKVError as error:
+        reply = failure(error)
+    if reply is not None:
+        session.window.keep(waiting.request, reply)
+        state.granted.append(Granted(session.id, waiting.request, reply))
 
 
 # -- copies between the tiers -------------------------------------------------------------------------------------

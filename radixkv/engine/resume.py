@@ -238,6 +238,8 @@ def _take_back(state: State, session: Worker, claim: Claim, proof: _Proof) -> No
     state.charge(session, pool, seq.charged)
     if proof.source >= 0:
         _hold_source(pool, seq, proof.source)
+    if pool.flights is not None:
+        pool.flights.note(seq)
     full = seq.committed // pool.page_size
     if full > seq.published:
         pool.publish_in_slices(seq, full)

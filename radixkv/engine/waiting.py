@@ -44,6 +44,9 @@ class WaitingLine:
             heapq.heapify(self._ends)
         return left
 
+    def find(self, session: int, request: int) -> Waiting | None:
+        return self._line.get((session, request))
+
     def first(self) -> Waiting:
         return next(iter(self._line.values()))
 

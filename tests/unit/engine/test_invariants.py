@@ -11,6 +11,7 @@ import pytest
 
 from fuzz.model.packing import pack_pages
 from fuzz.pairs.tiered import Tiered
+from fuzz.pairs.watched import Watched
 from fuzz.pairs.worker import Held, Worker, small_config, small_pair
 from radixkv import commands
 from radixkv.allocator.page_states import State
@@ -93,6 +94,21 @@ class Tiers:
         self.loaded, self.saved = self.load.runs[0].node, self.save.runs[0].node
         (self.clean,) = self.host.clean
         (self.below,) = self.host.order
+
+
+class Flying:
+    """Session 1 computes A, session 2 B; 2 waits for 1's A, and 3 for 2's B."""
+
+    def __init__(self):
+        pair = Watched()
+        one, two, three = Worker(pair), Worker(pair), Worker(pair)
+        one.reserve(A)
+        two.reserve(B)
+        assert two.try_reserve([*A, 9], join_s=9.0) is three.try_reserve([*B, 9], join_s=9.0) is None
+        self.engine = pair.engine
+        self.pool = self.engine.pools["a"]
+        self.flights = self.pool.flights
+        self.first, self.second = self.flights.starts
 
 
 CASES = []
@@ -442,6 +458,34 @@ def a_moving_sequence_is_still_owned(world):
 @breaks("I14", "two sessions share a slot")
 def two_sessions_share_a_slot(world):
     world.other.slot = world.session.slot
+
+
+# -- what others compute -------------------------------------------------------------------------------------------
+
+
+@breaks("I10", "which nobody knows", Flying)
+def flights_are_forgotten(world):
+    world.pool.flights = None
+
+
+@breaks("I10", "not known who computes what", Flying)
+def a_flight_is_forgotten(world):
+    del world.flights.starts[world.first]
+
+
+@breaks("I10", "would never be woken", Flying)
+def one_who_waits_is_forgotten(world):
+    world.flights.waits_for.popitem()
+
+
+@breaks("I10", "what nobody computes", Flying)
+def one_waits_for_nothing(world):
+    world.flights.waits_for.update(dict.fromkeys(world.flights.waits_for, world.pool))
+
+
+@breaks("I10", "wait for one another", Flying)
+def two_sessions_wait_for_one_another(world):
+    world.flights.waits_for.update(dict.fromkeys(world.flights.waits_for, world.second))
 
 
 # -- two tiers -------------------------------------------------------------------------------------------------------

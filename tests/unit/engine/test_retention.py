@@ -6,10 +6,9 @@ Every step is compared with the naive model, page marks and victims included.
 import pytest
 
 from fuzz.model.packing import unpack_pages
-from fuzz.pairs.worker import Worker, code, small_config, small_pair, workers
+from fuzz.pairs.watched import Watched
+from fuzz.pairs.worker import Worker, code, small_pair, workers
 from radixkv import commands
-from radixkv.engine.engine import Engine
-from radixkv.engine.invariants import check
 
 A, B, C, D = ([token] * 4 for token in (1, 2, 3, 4))
 
@@ -125,8 +124,8 @@ def test_no_more_is_pinned_than_may_be():
     assert (code(refused), refused.details) == ("limit_exceeded", {"asked": 5, "pinned_pages": 0, "limit": 4})
     with_end = one.try_reserve(range(20), retain=[keep(100, 9.0, end=16)])
     assert isinstance(with_end, commands.Reserved)
-    engine = Engine(small_config(32), "boot", "cache")  # whom the limit meets is not foretold: not beside the model
-    worker = Worker(Alone(engine))
+    alone = Watched(32)  # whom the limit meets is not foretold: not beside the model
+    engine, worker = alone.engine, Worker(alone)
     cache(worker, range(8), keep(100, 9.0))
     cache(worker, range(100, 108), keep(100, 9.0))
     refused = worker.try_reserve(range(200, 204), retain=[keep(100, 9.0)])
@@ -136,24 +135,8 @@ def test_no_more_is_pinned_than_may_be():
     assert isinstance(worker.try_reserve(range(400, 408), retain=[keep(100, 9.0)]), commands.Reserved)
     worker.commit(held[0], 8)
     worker.step(free=[commands.Free(worker.next_seq - 1, 8), commands.Free(held[0].seq)])
-    check(engine)
     assert engine.snapshot()["pools"]["a"]["pinned_pages"] == 4
     assert sorted(mark[0] for mark in _marks(engine).values() if mark) == [99, 99, 100, 100, 100, 100]
-
-
-class Alone:
-    """An engine without a model."""
-
-    def __init__(self, engine):
-        self.engine, self.config, self.number, self.now = engine, engine.config, 0, 100.0
-
-    def open(self):
-        self.engine.step(commands.OpenSession(1, b"t" * 16, "worker"), self.now)
-        return 1
-
-    def ask(self, session, body, deadline=1e9):
-        self.number += 1
-        return self.engine.step(commands.Request(session, 1, self.number, deadline, body), self.now).reply
 
 
 @pytest.mark.parametrize(
@@ -187,8 +170,7 @@ def test_who_never_asks_has_the_plain_order():
 
 
 def test_a_priority_goes_with_the_pages_from_tier_to_tier():
-    engine = Engine(small_config(4, host_pages=4, reclaim_pages=0), "boot", "cache")
-    driven = Copying(engine)
+    driven = Watched(4, host_pages=4, reclaim_pages=0)
     worker = Worker(driven)
     cache(worker, [*A, *B], keep(80))
     cache(worker, [*C, *D])
@@ -201,24 +183,4 @@ def test_a_priority_goes_with_the_pages_from_tier_to_tier():
         worker.step(free=[commands.Free(worker.next_seq - 1, 8)])
         assert worker.try_reserve(range(200 + 10 * number, 208 + 10 * number)) is None
         driven.finish()
-        check(engine)
     assert worker.look([*A, *B]) == (8, 0)
-
-
-class Copying(Alone):
-    """With a copier that does what it is told, when the test says so."""
-
-    def __init__(self, engine):
-        super().__init__(engine)
-        self.copies = []
-
-    def ask(self, session, body, deadline=1e9):
-        self.number += 1
-        outcome = self.engine.step(commands.Request(session, 1, self.number, deadline, body), self.now)
-        self.copies += outcome.effects
-        return outcome.reply
-
-    def finish(self):
-        while self.copies:
-            outcome = self.engine.step(commands.CopyDone(self.copies.pop(0).copy, True), self.now)
-            self.copies += outcome.effects
