@@ -266,8 +266,8 @@ def test_a_copier_that_dies_in_the_middle_of_loading(tiered: Any, wait_until: An
 
 def test_rk_055_a_copy_whose_end_never_comes_is_over_at_its_limit(tiered: Any, wait_until: Any) -> None:
     """The copier stands still. Who waits goes on after a while; the copier is killed at the limit, and only then its
-    pages are used again; one that has begun anew works."""
-    daemon, pool = tiered(pages=8, host_pages=8)
+    pages are used again; one that has begun anew works. The client is patient for as long as copies may take."""
+    daemon, pool = tiered(pages=8, host_pages=8, timeout=2.0)
     for number in range(2):
         answer(pool, document(number, 32))
     assert pool.lookup(document(0, 32), namespace=NAMESPACE).host_tokens == 32
@@ -346,3 +346,38 @@ def arenas(pid: int) -> set[tuple[str, int]]:
             if name in ("arena", "host"):
                 found.add((name, entry.stat().st_ino))
     return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("run", range(8))
+def test_whatever_dies_no_byte_is_wrong(daemon_factory: Any, run: int) -> None:
+    """Any sizes, two workers; copiers are killed, and under a keeper the daemon is. The workers look at every byte."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    pages, supervised = rng.choice((10, 16, 24)), run % 2 == 0
+    pool = {
+        "pages": pages,
+        "host_pages": rng.choice((1, 4, 16, 40)),
+        "host_staging_pages": rng.choice((0, 4, 16)),
+        "reclaim_pages": rng.choice((-1, 0, pages // 2)),
+        "host_write": rng.choice(("back", "through")),
+    }
+    daemon = daemon_factory(pools=[pool], supervised=supervised, resume_timeout_s=0.5)
+    command = [sys.executable, "-m", "tests.integration.tiered", daemon.endpoint]
+    workers = [
+        subprocess.Popen([*command, str(seed + n), "150"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for n in range(2)
+    ]
+    while any(worker.poll() is None for worker in workers):
+        time.sleep(rng.uniform(0.05, 0.5))
+        if rng.random() < 0.3:
+            for pid in copiers(daemon.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        elif supervised and rng.random() < 0.15:
+            daemon.kill_daemon()
+            daemon.wait_ready()
+    for worker in workers:
+        assert worker.communicate()[1] == "" and worker.returncode == 0
+    assert daemon.stop() == 0
