@@ -10,7 +10,7 @@ import sys
 
 from fuzz.simulator import shrink
 from fuzz.simulator.odds import FAULTS
-from fuzz.simulator.stage import HABITS, Setup
+from fuzz.simulator.stage import HABITS, TIERS, Setup
 
 
 def main(arguments: list[str]) -> int:
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("key", metavar="KEY", help="what seeds all of its randomness")
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="how many at once (default: drawn)")
-    parser.add_argument("--without", default="", metavar="NAMES", help=f"of {', '.join((*FAULTS, *HABITS))}")
+    parser.add_argument("--without", default="", metavar="NAMES", help=f"of {', '.join((*FAULTS, *HABITS, TIERS))}")
     parser.add_argument("--events", type=int, default=100, metavar="N", help="how many of the last to print")
     parser.add_argument("--shrink", action="store_true", help="look for a smaller one that fails as well")
     options = parser.parse_args(arguments)

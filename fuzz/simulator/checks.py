@@ -6,10 +6,10 @@ holds what its tokens say; in the end nobody holds anything.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fuzz.model.mismatch import Mismatch, expect, require
 from fuzz.simulator.contents import Arena, Scope
@@ -19,7 +19,8 @@ from radixkv.allocator.page_states import State
 from radixkv.device.descriptors import CACHED, TableReader, check_of
 from radixkv.engine import invariants
 from radixkv.engine.engine import Engine
-from radixkv.engine.pool import Pool
+from radixkv.engine.host import HostTier
+from radixkv.engine.pool import IN_TREE, Pool
 from radixkv.tree.node import Node
 
 
@@ -37,17 +38,33 @@ def _same_states(pool: Pool, reader: TableReader) -> None:
     """Pages that wait for a claim are still in the table what they were."""
     records = reader.records
     states = records["state"]
-    known = np.frombuffer(bytes(pool.pages.states), np.uint8).copy()
+    known = _device_states(pool)
     if pool.lineage is not None:
         waiting = [page for pages in pool.lineage.unclaimed.values() for page in pages]
         require("I2", bool((known[waiting] == State.QUARANTINED).all()), f"of {waiting} some wait for no claim")
         known[waiting] = pool.lineage.origins[waiting]
+    if pool.host is not None:
+        known = np.concatenate([known, _host_states(pool.host)])
     differ = np.nonzero(states != known)[0]
     if len(differ):
         page = int(differ[0])
         raise Mismatch("I1", f"page {page} is {State(int(known[page])).name}, in the table {int(states[page])}")
     unsound = np.nonzero((records["check"] != check_of(records)) & (states == CACHED))[0]
     require("I5", not len(unsound), f"cached pages {unsound.tolist()} have wrong checks")
+
+
+def _device_states(pool: Pool) -> NDArray[np.uint8]:
+    """What the next daemon has to find: a copy ends with the daemon that has begun it."""
+    states = np.frombuffer(bytes(pool.pages.states), np.uint8).copy()
+    states[states == State.SAVING] = State.CACHED
+    states[states == State.LOADING] = State.PRIVATE
+    return states
+
+
+def _host_states(host: HostTier) -> NDArray[np.uint8]:
+    """The same: what is complete, and what is of no worth."""
+    states = np.frombuffer(bytes(host.pages.states), np.uint8)
+    return np.where(np.isin(states, IN_TREE), np.uint8(State.CACHED), np.uint8(State.FREE))
 
 
 def _same_owners(engine: Engine, pool: Pool, reader: TableReader) -> None:
@@ -82,17 +99,24 @@ def _servable(stage: Stage, pool: Pool, reader: TableReader) -> None:
 
 def _node(stage: Stage, scope: Scope, content: tuple[Node, list[int]], reader: TableReader) -> None:
     node, tokens = content
-    arena: Arena = stage.store.arenas[scope[0]]
-    pages = np.frombuffer(array("i", bytes(node.pages)), np.int32)
-    own = len(pages) * arena.page_size
-    expected = np.array(stage.paths.of(scope, tokens)[-own:], np.int64).reshape(-1, arena.page_size)
+    device = stage.store.arenas[scope[0]]
+    host = stage.store.host_arenas[scope[0]]
+    paths = stage.paths.of(scope, tokens)[-node.page_count * device.page_size :]
+    for arena, packed, behind in ((device, node.pages, 0), (host, node.host, len(device.rows))):
+        if packed:
+            pages = np.frombuffer(bytes(packed), np.int32)
+            _rows(arena, pages, paths)
+            stored = reader.records["tokens"][behind + pages].ravel().tolist()
+            expect("I6", f"tokens of pages {pages.tolist()} in the table", stored, tokens[-len(paths) :])
+
+
+def _rows(arena: Arena, pages: NDArray[np.int32], paths: list[int]) -> None:
+    expected = np.array(paths, np.int64).reshape(-1, arena.page_size)
     wrong = np.nonzero((arena.rows[pages] != expected).any(axis=1))[0]
     if len(wrong):
         page = int(pages[wrong[0]])
         writers = [arena.writers.get((page, row), "nobody") for row in range(arena.page_size)]
-        raise Mismatch("I5", f"cached page {page} of {tokens} does not hold its tokens; written by {writers}")
-    stored = reader.records["tokens"][pages].ravel().tolist()
-    expect("I6", f"tokens of pages {pages.tolist()} in the table", stored, tokens[-own:])
+        raise Mismatch("I5", f"cached page {page} does not hold its tokens; written by {writers}")
 
 
 def agree(engine: Engine, seq: Sequence) -> None:

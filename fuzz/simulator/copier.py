@@ -1,33 +1,107 @@
-"""The copier's side of its contract: copies end late, in any order, badly, or never, because the copier died.
+"""The copier of one daemon: pages go from tier to tier one by one, in any order, long after they were asked for.
 
-There is one tier so far, so that no copy is ever asked for: what can come are ends of copies that nobody knows.
+Copies end late, in any order, badly, twice, or never, because the copier hangs until it dies. What is copied is what
+is in a page at that time; of what fails, some pages have been copied and the others hold garbage. When the daemon dies
+the copier goes on for a moment: the next daemon begins when it has ended.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from fuzz.simulator.contents import GARBAGE, Arena
 from fuzz.simulator.stage import Stage
 from radixkv.commands import Copy, CopyDone
+
+WELL = 0.9
+HANGS = 0.08
+"""How often a copy ends well, and how often only with its copier."""
+
+
+@dataclass
+class _Running:
+    copy: Copy
+    pages: list[tuple[int, int]] = field(default_factory=list)
+    """(source, target) still to be copied."""
+    hangs: bool = False
 
 
 class Copier:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._running: list[Copy] = []
+        self._running: list[_Running] = []
+        self._ended: list[int] = []
+
+    def __bool__(self) -> bool:
+        """Is anything being copied?"""
+        return bool(self._running)
 
     def take(self, copy: Copy) -> None:
-        self._running.append(copy)
+        """Its targets hold nothing of worth from now on."""
+        pages = list(zip(_ids(copy.sources), _ids(copy.targets), strict=True))
+        for _, target in pages:
+            self._arenas(copy)[1].rows[target] = GARBAGE
+        self._stage.note("save" if copy.to_host else "load", f"copy {copy.copy}: {pages}")
+        self._running.append(_Running(copy, pages, self._stage.rng.random() < HANGS))
 
-    def next_end(self) -> CopyDone:
-        """Some copy ends, whichever; or somebody speaks of one that never was (or ended before)."""
+    def go_on(self) -> list[CopyDone]:
+        """Some pages of some copy are copied. Returns what has come to its end."""
         rng = self._stage.rng
-        if not self._running or rng.random() < 0.1:
-            self._stage.note("unknown copy")
-            return CopyDone(rng.randint(0, 99), rng.random() < 0.5)
-        copy = self._running.pop(rng.randrange(len(self._running)))
-        return CopyDone(copy.copy, rng.random() < 0.8)
+        one = self._running[0] if rng.random() < 0.7 else rng.choice(self._running)
+        if one.hangs:
+            return self.die() if rng.random() < 0.2 else []
+        self._copy(one)
+        if one.pages and rng.random() < 0.5:
+            return []
+        self._running.remove(one)
+        ok = rng.random() < WELL
+        while ok and one.pages:
+            self._copy(one)
+        return self._ends([one], ok)
+
+    def unknown_end(self) -> CopyDone:
+        """Somebody speaks of a copy that never was, or has ended before."""
+        rng = self._stage.rng
+        self._stage.note("unknown copy")
+        if self._ended and rng.random() < 0.5:
+            return CopyDone(rng.choice(self._ended[-5:]), rng.random() < 0.5)
+        return CopyDone(10**6 + rng.randint(0, 99), rng.random() < 0.5)
 
     def die(self) -> list[CopyDone]:
         """All that were running have failed."""
-        ends = [CopyDone(copy.copy, False) for copy in self._running]
+        running, self._running = self._running, []
+        self._stage.note("copier dies")
+        return self._ends(running, ok=False)
+
+    def orphaned(self) -> None:
+        """The daemon has died: nobody hears of the ends any more."""
+        if self._running:
+            self._stage.note("copying when its daemon died")
+        for one in self._running:
+            if one.pages and self._stage.rng.random() < 0.5:
+                self._copy(one)
         self._running.clear()
-        return ends
+
+    def _ends(self, ended: list[_Running], ok: bool) -> list[CopyDone]:
+        self._ended += [one.copy.copy for one in ended]
+        for one in ended:
+            self._stage.note("copied" if ok else "copy failed", f"copy {one.copy.copy}")
+        return [CopyDone(one.copy.copy, ok, self._stage.rng.random()) for one in ended]
+
+    def _copy(self, one: _Running) -> None:
+        """Some pages, any."""
+        rng = self._stage.rng
+        source, target = self._arenas(one.copy)
+        for _ in range(min(len(one.pages), rng.choice((1, 2, 8)))):
+            here, there = one.pages.pop(rng.randrange(len(one.pages)))
+            target.rows[there] = source.rows[here]
+            for row in range(target.page_size):
+                target.writers[there, row] = f"copy {one.copy.copy} from page {here}"
+
+    def _arenas(self, copy: Copy) -> tuple[Arena, Arena]:
+        device, host = self._stage.store.arenas[copy.pool], self._stage.store.host_arenas[copy.pool]
+        return (device, host) if copy.to_host else (host, device)
+
+
+def _ids(packed: bytes) -> list[int]:
+    return memoryview(packed).cast("i").tolist()

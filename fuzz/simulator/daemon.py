@@ -23,7 +23,10 @@ from radixkv.errors import BadRequest, RadixKVError, SessionLost
 from radixkv.ipc import wire
 
 TICK_S = 5.0
-COUNTED = ("hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates", "handoffs_expired")
+COUNTED = (
+    "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates", "handoffs_expired",
+    "saved_pages", "loaded_pages",
+)  # fmt: skip
 
 
 class Daemon:

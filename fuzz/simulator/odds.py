@@ -15,6 +15,8 @@ FAULTS: dict[str, float] = {
     "break": 0.03, "doom": 0.05, "kill_daemon": 0.02, "unknown_copy": 0.05,
 }  # fmt: skip
 """What may be missing in a world, or be a hundred times as frequent as in another. The shrinker switches them off."""
+COPIER = 6.0
+"""The copier's, where there is one."""
 OFF = 0.25
 """How often a fault is missing."""
 
@@ -22,7 +24,7 @@ OFF = 0.25
 class Odds:
     """Draws what is tried next."""
 
-    def __init__(self, rng: random.Random, off: frozenset[str]) -> None:
+    def __init__(self, rng: random.Random, off: frozenset[str], copier: bool) -> None:
         """Drawn in full before any is switched off, so that the others stay as they are."""
         odds = {name: usual * 10 ** rng.uniform(-0.3, 0.3) for name, usual in PROGRESS.items()}
         odds["device"] *= rng.choice((1.0, 0.1, 0.02))
@@ -31,6 +33,8 @@ class Odds:
             drawn = usual * 10 ** rng.uniform(-1.0, 1.0)
             missing = rng.random() < OFF
             odds[name] = 0.0 if missing or name in off else drawn
+        if copier:
+            odds["copier"] = COPIER * odds["device"] / PROGRESS["device"]
         self._names = list(odds)
         self._weights = list(accumulate(odds.values()))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fuzz.simulator.odds import FAULTS
-from fuzz.simulator.stage import HABITS, Setup
+from fuzz.simulator.stage import HABITS, TIERS, Setup
 from fuzz.simulator.world import World
 
 KEYS = 4
@@ -69,7 +69,7 @@ def _smaller(setup: Setup) -> Iterator[Setup]:
     for workers in range(1, setup.workers or 4):
         for key in keys:
             yield replace(setup, workers=workers, key=key)
-    for name in (*FAULTS, *HABITS):
+    for name in (*FAULTS, *HABITS, TIERS):
         if name not in setup.off:
             for key in keys[: KEYS // 2]:
                 yield replace(setup, off=setup.off | {name}, key=key)

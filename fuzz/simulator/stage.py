@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fuzz.simulator.contents import Paths
 from fuzz.simulator.network import Network
 from fuzz.simulator.store import Store
-from radixkv.config import POLICIES, Config, KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.config import HOST_WRITE_MODES, POLICIES, Config, KVSpec, Limits, PoolConfig, ServerConfig
 
 HISTORY = 400
 """How many of the last events a report shows."""
@@ -52,6 +52,9 @@ class Habits:
     """Kinds of pages that occur; pages of the longest prompt; namespaces in use."""
 
 
+TIERS = "host-tier"
+HOST_TIERS = 0.35
+"""How many worlds have pools with a host tier."""
 HABITS = {"unsent": "keeps_unsent", "drops": "drops_replies", "twice": "twice", "dies-recovering": "killed_recovering"}
 """Faults among the habits, which can be switched off like others."""
 
@@ -97,6 +100,25 @@ def draw_config(rng: random.Random) -> Config:
     )
 
 
+def add_host_tiers(config: Config, rng: random.Random) -> Config:
+    """To some worlds, and with it a device so small that it is needed; the others stay as they are."""
+
+    def added(pool: PoolConfig) -> PoolConfig:
+        pages = rng.randint(3, 8)
+        return PoolConfig(
+            name=pool.name,
+            spec=pool.spec,
+            pages=pages,
+            namespaces=pool.namespaces,
+            host_pages=rng.choice((1, rng.randint(1, 6), rng.randint(4, 40))),
+            host_staging_pages=rng.choice((0, 2, pages)),
+            reclaim_pages=rng.choice((0, 1, pages // 2, pages)),
+            host_write=rng.choice(("back", *HOST_WRITE_MODES)),
+        )
+
+    return replace(config, pools=tuple(map(added, config.pools))) if rng.random() < HOST_TIERS else config
+
+
 @dataclass
 class Stage:
     setup: Setup
@@ -129,5 +151,7 @@ class Stage:
 def make_stage(setup: Setup) -> Stage:
     draw = setup.source("config")
     config = draw_config(draw)
+    if TIERS not in setup.off:
+        config = add_host_tiers(config, setup.source(TIERS))
     habits = draw_habits(draw, min(pool.pages for pool in config.pools), setup.off)
     return Stage(setup, config, habits, setup.source("steps"), Store(config))

@@ -27,6 +27,9 @@ class Store:
         }
         self.readers = {name: TableReader(reopen_readonly(table.fd)) for name, table in self.tables.items()}
         self.arenas = {pool.name: Arena(pool.pages, pool.spec.page_size) for pool in config.pools}
+        self.host_arenas = {
+            pool.name: Arena(pool.host_pages + pool.host_staging_pages, pool.spec.page_size) for pool in config.pools
+        }
         self.entries: dict[int, int] = {}
         """Session -> process: the pidfd and the lifeline that were stored at its hello."""
         self.scopes = Scopes()

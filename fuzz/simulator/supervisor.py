@@ -29,6 +29,7 @@ class Supervisor:
         stage = self._stage
         assert self.daemon is not None
         self.daemon.count()
+        self.daemon.copier.orphaned()
         stage.note("daemon dies", self.daemon.boot_id)
         self.daemon = None
         for socket in stage.network.sockets:

@@ -27,6 +27,8 @@ CHECK_EVERY = 8
 DRAWS = 16
 """How many things are tried in one step until one of them can happen."""
 MOST_HEIRS = 2
+WITH_TIERS = {"reserve": 3.0, "free": 8.0}
+"""Where there is a host tier, prompts come and go more often: only what nobody holds moves."""
 
 T = TypeVar("T")
 
@@ -39,9 +41,11 @@ class World:
         self._rng = self.stage.rng
         draw = setup.source("swarm")
         keeps = draw.random() < 0.8
-        self._odds = Odds(draw, setup.off)
+        self._odds = Odds(draw, setup.off, any(pool.host_pages for pool in self.stage.config.pools))
         self._work_odds = {name: odds * 10 ** draw.uniform(-0.7, 0.7) for name, odds in ODDS.items()}
         drawn = draw.randint(1, 4)
+        if any(pool.host_pages for pool in self.stage.config.pools):
+            self._work_odds = {name: odds * WITH_TIERS.get(name, 1.0) for name, odds in self._work_odds.items()}
         self._most = setup.workers or drawn
         self._threads = draw.randint(1, 4)
         self._board = Board()
@@ -240,7 +244,15 @@ class World:
         daemon = self._supervisor.daemon
         if daemon is None:
             return False
-        daemon.carry_out(daemon.copier.next_end())
+        daemon.carry_out(daemon.copier.unknown_end())
+        return True
+
+    def _copier(self) -> bool:
+        daemon = self._supervisor.daemon
+        if daemon is None or not daemon.copier:
+            return False
+        for end in daemon.copier.go_on():
+            daemon.carry_out(end)
         return True
 
     def _doom(self) -> bool:
@@ -305,6 +317,9 @@ class World:
             daemon.serve(waiting[0])
         elif ends := daemon.ends():
             daemon.notice(*ends[0])
+        elif daemon.copier:
+            for end in daemon.copier.go_on():
+                daemon.carry_out(end)
         elif daemon.engine.has_work() or daemon.engine.next_deadline() is not None:
             self.stage.now += 1.0
             daemon.tick()

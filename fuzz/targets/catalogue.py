@@ -30,10 +30,11 @@ SIMULATOR = dict.fromkeys(
         "worker dies", "fork", "stop", "wake", "revoked", "late commit", "peer gone", "reply dropped", "break",
         "repeat", "twice", "unsent, kept", "daemon dies", "torn", "killed recovering", "warm start", "rejoin",
         "rejoin refused", "resumed", "kept", "claim refused", "read, right", "read, refused", "read, overwritten",
-        "unknown copy", "granted", "hit_tokens", "shadow_pages", "evicted_pages", "forks", "adopted", "wound down",
+        "unknown copy", "save", "load", "copied", "copy failed", "copying when its daemon died",
+        "granted", "hit_tokens", "shadow_pages", "evicted_pages", "forks", "adopted", "wound down",
     ),
     50,
-) | {"read, overwritten": 10}  # fmt: skip
+) | {"read, overwritten": 10, "copier dies": 20}  # fmt: skip
 """``late commit``: of a session that is over; ``torn``: a command of which only a part was stored; ``kept``: sequences
 that went on with another daemon; ``read, overwritten``: and ``valid()`` said so."""
 
