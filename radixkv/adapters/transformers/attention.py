@@ -14,8 +14,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from radixkv.adapters.transformers.batch_cache import BatchLayer
 from radixkv.adapters.transformers.cache import PagedLayer
-from radixkv.kernels import decode_attention
 
 NAME = "radixkv"
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
@@ -37,11 +37,13 @@ def paged_attention(  # noqa: PLR0913, PLR0917 -- the signature is Transformers'
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, heads, tokens, head_dim]; key, value as the cache gave them back; out [1, tokens, heads, head_dim].
+    """query [B, heads, tokens, head_dim]; key, value as the cache gave them back; out [B, tokens, heads, head_dim].
+
+    B is 1, or with a ``BatchCache`` and one token a row, the rows of the batch.
 
     Raises ValueError for attention the page kernels do not know, and for padded sequences.
     """
-    layer: PagedLayer | None = getattr(key, "radixkv_layer", None)
+    layer: PagedLayer | BatchLayer | None = getattr(key, "radixkv_layer", None)
     if layer is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
@@ -51,11 +53,9 @@ def paged_attention(  # noqa: PLR0913, PLR0917 -- the signature is Transformers'
     if query.shape[2] == 1:
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("a padded or masked sequence is not supported with radixkv pages; allowed: no padding")
-        lengths = torch.tensor([layer.seen], dtype=torch.int32)
-        output = decode_attention(
-            query[:, :, 0], layer.key_pages, layer.value_pages, layer.table.row, lengths, scale=scaling
-        )
-        return output.unsqueeze(1), None
+        return layer.decode(query[:, :, 0], scaling).unsqueeze(1), None
+    if isinstance(layer, BatchLayer):
+        raise TypeError("a batch computes one token a row")
     if layer.past > 0:
         key, value = layer.gather()
     output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)

@@ -6,7 +6,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from radixkv.adapters.transformers.pages import Pages
-from radixkv.kernels import append
+from radixkv.kernels import append, decode_attention
 
 
 class PageTable:
@@ -84,6 +84,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc] # transformers is untyp
         key_states.radixkv_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
+    def decode(self, query: torch.Tensor, scale: float | None) -> torch.Tensor:
+        """Attention of the last token, query and out [1, heads, head_dim], over all that is in the pages."""
+        lengths = torch.tensor([self.seen], dtype=torch.int32)
+        return decode_attention(query, self.key_pages, self.value_pages, self.table.row, lengths, scale=scale)
+
     def gather(self) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values so far, copied out of the pages: [1, kv_heads, seen, head_dim] each."""
         pages = self.table.row[0].to(torch.int64)[: -(-self.seen // self.table.pages.page_size)]
@@ -114,5 +119,5 @@ class PagedCache(Cache):  # type: ignore[misc] # transformers is untyped here
     """``past_key_values`` over the pages of one sequence, of which the first ``seen`` tokens are there already."""
 
     def __init__(self, pages: Pages, seen: int) -> None:
-        table = PageTable(pages)
-        super().__init__(layers=[PagedLayer(table, layer, seen) for layer in range(pages.layers)])
+        self.table = PageTable(pages)
+        super().__init__(layers=[PagedLayer(self.table, layer, seen) for layer in range(pages.layers)])

@@ -7,12 +7,20 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radixkv.adapters.transformers import attention
-from radixkv.adapters.transformers.pages import Reservation, SharedPages
-from radixkv.adapters.transformers.sequence import OnPrefill, PagedSequence, Settings
-from radixkv.config import KVSpec
+import torch
 
-ON_LOST = ("recompute", "raise")
+from radixkv.adapters.transformers import attention
+from radixkv.adapters.transformers.batch import PagedBatch
+from radixkv.adapters.transformers.decoding import Loop, OnToken, prompts_of, run
+from radixkv.adapters.transformers.pages import Reservation, SharedPages
+from radixkv.adapters.transformers.refusals import refuse_inputs, refuse_settings
+from radixkv.adapters.transformers.sequence import LOST, OnPrefill, PagedSequence, Settings
+from radixkv.config import KVSpec
+from radixkv.errors import OutOfPages, RadixKVError
+
+SURVIVES: dict[str, tuple[type[RadixKVError], ...]] = {"recompute": LOST, "raise": ()}
+"""What on_lost and on_full may be, and the errors that a sequence outlives then."""
+FULL: dict[str, tuple[type[RadixKVError], ...]] = {"recompute": (OutOfPages,), "raise": ()}
 CHUNK_TOKENS = 512
 
 
@@ -44,6 +52,7 @@ class PagedModel:
         pool: ``client.pool(...)``, or None to compute in local pages.
         namespace: ``radixkv.Namespace`` of these weights. Needed with a pool.
         on_lost: "recompute" goes on after the loss of pages, session or daemon; "raise" hands the error on.
+        on_full: "raise" is OutOfPages where the pool has no room; "recompute" goes on in local pages.
         timeout_s: how long a reserve may wait in a full pool.
         chunk_tokens: most tokens that one forward sees; a prompt is committed chunk by chunk.
 
@@ -57,11 +66,13 @@ class PagedModel:
         namespace: Any = None,
         *,
         on_lost: str = "recompute",
+        on_full: str = "raise",
         timeout_s: float | None = None,
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        if on_lost not in ON_LOST:
-            raise ValueError(f"on_lost = {on_lost!r} is not allowed; allowed: {', '.join(ON_LOST)}")
+        for name, given in (("on_lost", on_lost), ("on_full", on_full)):
+            if given not in SURVIVES:
+                raise ValueError(f"{name} = {given!r} is not allowed; allowed: {', '.join(SURVIVES)}")
         if chunk_tokens < 1:
             raise ValueError(f"chunk_tokens = {chunk_tokens} is not allowed; allowed: 1 or more")
         if pool is not None and namespace is None:
@@ -76,11 +87,16 @@ class PagedModel:
         model.set_attn_implementation(attention.NAME)
         reservation = None if pool is None else Reservation(pool, namespace, timeout_s)
         self.model = model
-        self._settings = Settings(model, spec, reservation, on_lost, chunk_tokens)
+        self._settings = Settings(model, spec, reservation, SURVIVES[on_lost] + FULL[on_full], chunk_tokens)
 
     def open(self, tokens: Sequence[int], max_new_tokens: int = 0) -> PagedSequence:
         """Reserve pages for a prompt and at most ``max_new_tokens`` more. Use it in a ``with`` block."""
         return PagedSequence(self._settings, tokens, max_new_tokens)
+
+    def batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 0) -> PagedBatch:
+        """Several prompts, which share what they have in common, and at most ``max_new_tokens`` more for each. Pages
+        are reserved prompt by prompt, by its ``prefill``. Use it in a ``with`` block."""
+        return PagedBatch(self._settings, prompts, max_new_tokens)
 
     def adopt(self, ticket: bytes, max_new_tokens: int = 0) -> PagedSequence:
         """Go on with a sequence that ``PagedSequence.handoff`` gave up, here or in another process: a prefill worker
@@ -94,6 +110,31 @@ class PagedModel:
             raise ValueError("there is no pool to adopt from")
         pages = SharedPages.adopt(reservation, ticket)
         return PagedSequence(self._settings, pages.tokens, max_new_tokens, pages)
+
+    def decode(  # noqa: PLR0913, PLR0917 - the signature is Transformers'
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        streamer: Any = None,
+        on_token: OnToken | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """What ``model.generate(..., custom_generate=paged.decode)`` calls in place of its own loop.
+
+        Raises ValueError for what pages cannot do, by name, and what ``PagedBatch`` raises. Transformers 5.19 keeps a
+        ``streamer`` to itself on this way (it gets the prompt and nothing more): use ``generate``, which does not.
+        """
+        if model is not self.model:
+            raise ValueError("the model is another one than that of these pages")
+        refuse_settings(vars(generation_config))
+        refuse_inputs(model_kwargs)
+        prompts = prompts_of(input_ids, model_kwargs.get("attention_mask"))
+        loop = Loop(input_ids, generation_config, logits_processor, stopping_criteria)
+        batch = self.batch(prompts, stopping_criteria.max_length - input_ids.shape[1])
+        return run(batch, loop, streamer, on_token)
 
     def greedy(
         self,

@@ -13,7 +13,7 @@ pages. Since the model sees the same tokens at the same positions, the output is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from radixkv.adapters.transformers.cache import PagedCache
 from radixkv.adapters.transformers.pages import LocalPages, Pages, Reservation, SharedPages
 from radixkv.config import KVSpec
-from radixkv.errors import Draining, SessionLost, StaleHandle, Timeout, Unavailable
+from radixkv.errors import Draining, RadixKVError, SessionLost, StaleHandle, Timeout, Unavailable
 
 LOST = (SessionLost, StaleHandle, Unavailable, Timeout, Draining)
 """What says that the pages, or the daemon behind them, cannot be counted on any longer."""
@@ -39,12 +39,16 @@ OnPrefill = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How sequences of one model run. chunk_tokens: most tokens a forward sees at once."""
+    """How sequences of one model run.
+
+    reservation: None for local pages. survives: the errors after which a sequence goes on; none: it hands them on.
+    chunk_tokens: most tokens a forward sees at once.
+    """
 
     model: Any
     spec: KVSpec
     reservation: Reservation | None
-    on_lost: str
+    survives: tuple[type[RadixKVError], ...]
     chunk_tokens: int
 
 
@@ -52,11 +56,12 @@ class PagedSequence:
     """One sequence of one model. Leaving a ``with`` block publishes what is complete and gives the pages back.
 
     Attributes: tokens (known so far), written (leading tokens whose keys and values are in the pages), cached_tokens
-    (of the first reserve), computed_tokens (that forward has seen so far), recoveries (how often pages were lost).
+    (of the first reserve), computed_tokens (that forward has seen so far), recoveries (how often pages were lost),
+    refusal (why the last reserve gave no pages of the daemon, or None), cache (what the pages are to Transformers).
     """
 
     _pages: Pages
-    _cache: PagedCache
+    cache: PagedCache
     written: int
 
     def __init__(
@@ -72,6 +77,7 @@ class PagedSequence:
         self.tokens = [int(token) for token in tokens]
         self.computed_tokens = 0
         self.recoveries = 0
+        self.refusal: RadixKVError | None = None
         self._take(adopted or self._reserve())
         self.cached_tokens = self._pages.cached_tokens
 
@@ -79,6 +85,15 @@ class PagedSequence:
     def shared(self) -> bool:
         """Whether the pages are the daemon's. False: local, because there is no daemon."""
         return self._pages.shared
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def next_alone(self) -> bool:
+        """Whether the last token is all that is missing."""
+        return self.written == len(self.tokens) - 1
 
     @property
     def page_table(self) -> list[int]:
@@ -98,12 +113,28 @@ class PagedSequence:
         while True:
             try:
                 return self._compute(on_prefill)
-            except LOST:
-                if self._settings.on_lost == "raise" or not self.shared:
-                    raise
-                self.recoveries += 1
-                self._pages.abandon()
-                self._take(self._reserve())
+            except self._settings.survives as error:
+                self._recover(error)
+
+    def ready(self) -> bool:
+        """May the next forward of a batch compute the last token here? False: not before ``logits`` has been asked,
+        as more than one token is missing, perhaps because the pages were just lost. Raises what ``logits`` raises."""
+        return self.next_alone and self._survives(lambda: self._pages.make_room(self.tokens, 0))
+
+    def settle(self) -> bool:
+        """The last token was computed by a batch's forward: publish it. False: what came out must not be used, ask
+        ``logits``; the pages were lost. Raises what ``logits`` raises."""
+        if not self.next_alone:
+            return False
+        self.computed_tokens += 1
+        return self._survives(lambda: self._accept(len(self.tokens)))
+
+    def leave(self) -> None:
+        """Go on in local pages, and ask the daemon for nothing any more: somebody else has found it lost."""
+        self._settings = replace(self._settings, reservation=None)
+        self.recoveries += 1
+        self._pages.abandon()
+        self._take(self._reserve())
 
     def handoff(self, ttl_s: float = HANDOFF_TTL_S) -> bytes:
         """A ticket by which ``PagedModel.adopt``, in whatever process, goes on from here; this sequence is over.
@@ -126,9 +157,8 @@ class PagedSequence:
         try:
             if publish:
                 self._pages.finish(self.tokens, self.written)
-        except LOST:
-            if self._settings.on_lost == "raise":
-                raise
+        except self._settings.survives:
+            return  # it stays uncached for others
         finally:
             self._pages.release()
 
@@ -143,16 +173,15 @@ class PagedSequence:
     def _take(self, pages: Pages) -> None:
         self._pages = pages
         self.written = pages.cached_tokens
-        self._cache = PagedCache(pages, seen=self.written)
+        self.cache = PagedCache(pages, seen=self.written)
 
     def _reserve(self) -> Pages:
         settings = self._settings
         if settings.reservation is not None and self.recoveries <= RECOVERIES_MAX:
             try:
                 return SharedPages.reserve(settings.reservation, self.tokens, self._headroom())
-            except LOST:
-                if settings.on_lost == "raise":
-                    raise
+            except settings.survives as error:
+                self.refusal = error
         return LocalPages(settings.spec, self._limit)
 
     def _headroom(self) -> int:
@@ -166,22 +195,41 @@ class PagedSequence:
         while self.written < total:
             end = min(total, self.written + self._settings.chunk_tokens)
             logits = self._forward(self.tokens[self.written : end])
-            # The pages may have been taken from us (a lapsed session, a restarted daemon) while we computed.
-            if not self._pages.valid():
-                raise SessionLost("pages of the sequence were given to another one")
-            self.written = end
-            self._pages.publish(self.tokens, self.written, self._headroom())
+            self._accept(end)
             if on_prefill is not None:
                 on_prefill(self.written, total)
         if logits is None:
             raise ValueError("the logits after these tokens were given already; append a token first")
         return logits
 
+    def _accept(self, end: int) -> None:
+        """Keys and values of the tokens up to ``end`` have been computed."""
+        # The pages may have been taken from us (a lapsed session, a restarted daemon) while we computed.
+        if not self._pages.valid():
+            raise SessionLost("pages of the sequence were given to another one")
+        self.written = end
+        self._pages.publish(self.tokens, self.written, self._headroom())
+
+    def _survives(self, action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except self._settings.survives as error:
+            self._recover(error)
+            return False
+        return True
+
+    def _recover(self, error: RadixKVError) -> None:
+        if not self.shared:
+            raise error
+        self.recoveries += 1
+        self._pages.abandon()
+        self._take(self._reserve())
+
     def _forward(self, tokens: list[int]) -> torch.Tensor:
         self.computed_tokens += len(tokens)
         with torch.inference_mode():
             output = self._settings.model(
-                input_ids=torch.tensor([tokens]), past_key_values=self._cache, use_cache=True, logits_to_keep=1
+                input_ids=torch.tensor([tokens]), past_key_values=self.cache, use_cache=True, logits_to_keep=1
             )
         logits: torch.Tensor = output.logits[0, -1]
         return logits
