@@ -183,8 +183,8 @@ class PoolConfig:
         if self.policy not in POLICIES:
             raise _refuse("pool.policy", self.policy, ", ".join(POLICIES))
         _whole("pool.ranks", self.ranks, 1, RANKS_MAX)
-        _whole("pool.host_pages", self.host_pages, 0, PAGES_MAX)
-        _whole("pool.host_staging_pages", self.host_staging_pages, 0, PAGES_MAX - self.host_pages)
+        _whole("pool.host_pages", self.host_pages, 0, PAGES_MAX - self.pages)
+        _whole("pool.host_staging_pages", self.host_staging_pages, 0, PAGES_MAX - self.pages - self.host_pages)
         _whole("pool.reclaim_pages", self.reclaim_pages, -1, self.pages)
         if self.reclaim_pages == -1:
             object.__setattr__(self, "reclaim_pages", self.pages // 8 if self.host_pages else 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,15 +25,17 @@ from radixkv.config import Config
 from radixkv.device.descriptors import TableReader
 from radixkv.device.pool_memory import geometry_of
 from radixkv.device.writer import TableWriter
-from radixkv.engine.engine import Engine
 from radixkv.engine.invariants import check
+from radixkv.engine.pool import Pool
 from radixkv.engine.recover import Found, recover
 from radixkv.tree.node import Node, Root
 
 Path = tuple[int, int, tuple[int, ...]]
 """Namespace id, epoch, all tokens up to the end of a page."""
-Cached = dict[str, dict[int, Path]]
-"""By pool: cached pages and what they hold."""
+Places = dict[int, Path]
+"""What the table has in its places: pages of the device, then those of the host tier."""
+Cached = dict[str, Places]
+"""By pool."""
 
 
 class Tables:
@@ -84,14 +86,13 @@ class RecoveryPair(EnginePair):
         self._odds = odds or Odds()
         self._mapped: set[int] = set()
         """Ended sessions whose processes may still write."""
-        self._scopes: dict[tuple[str, int], tuple[int, int]] = {}
-        """(pool, page) -> (namespace, epoch) for which it was handed out, as far as the writes have been followed."""
+        self._scopes: dict[str, Scopes] = {name: {} for name in self.table.pages}
 
     def do(self, command: commands.Command) -> commands.Outcome:
         before = self._cached() if self._rng.random() < self._odds.command else None
         if before is not None:
             for name, records in self.table.pages.items():
-                self._scopes |= {(name, page): (record.namespace, record.epoch) for page, record in enumerate(records)}
+                self._scopes[name] = {page: (record.namespace, record.epoch) for page, record in enumerate(records)}
         outcome = super().do(command)
         self._attend(command, outcome)
         if before is None:
@@ -117,7 +118,8 @@ class RecoveryPair(EnginePair):
         raw = self.tables.raw()
         for write in writes:
             after = {name: dict(pages) for name, pages in cached.items()}
-            self._follow(write, after)
+            if not isinstance(write, commands.SessionRecord):
+                follow(write, after[write.pool], self._scopes[write.pool])
             self.tables.apply(write)
             whole = self.tables.raw()
             self._scan(whole, after, after)
@@ -136,33 +138,7 @@ class RecoveryPair(EnginePair):
         engine, _ = recover(self.config, ("boot", "cache"), self.tables.found(raw, self._attached()))
         check(engine)
         for name, pool in engine.pools.items():
-            served = dict(_served(engine, name))
-            sure = {page: path for page, path in before[name].items() if after[name].get(page) == path}
-            for page, path in served.items():
-                allowed = (before[name].get(page), after[name].get(page))
-                require("I5", path in allowed, f"page {page} is served as {path}, it held {allowed}")
-            for page, path in sure.items():
-                if _whole(sure, path, pool.page_size):
-                    require("I5", page in served, f"page {page}, committed, is not served")
-
-    def _follow(self, write: commands.Write, cached: Cached) -> None:
-        """The same from the writes, without looking at what the engine made of them."""
-        match write:
-            case commands.Publish() if not write.shadow:
-                pages = cached[write.pool]
-                each = len(write.tokens) // len(unpack_pages(write.pages))
-                parent = write.parent_page
-                for index, page in enumerate(unpack_pages(write.pages)):
-                    above = pages[parent][2] if parent >= 0 else ()
-                    tokens = unpack_tokens(write.tokens[index * each : (index + 1) * each])
-                    scope = pages[parent][:2] if parent >= 0 else self._scopes[write.pool, page]
-                    pages[page] = (*scope, (*above, *tokens))
-                    parent = page
-            case commands.Retire() | commands.Assign():  # an evicted page may be somebody's at once
-                for page in unpack_pages(write.pages):
-                    cached[write.pool].pop(page, None)
-                    if isinstance(write, commands.Assign):
-                        self._scopes[write.pool, page] = (write.namespace, write.epoch)
+            compare_served(pool, before[name], after[name])
 
     def _cached(self) -> Cached:
         return {pool.name: dict(self._paths(pool)) for pool in self.model.state.pools.values()}
@@ -281,9 +257,55 @@ class RecoveryPair(EnginePair):
             pool.recovered(latest)
 
 
-def _served(engine: Engine, name: str) -> Iterator[tuple[int, Path]]:
-    """All pages that lie in a tree, and the tokens on the way to them."""
-    pool = engine.pools[name]
+Scopes = dict[int, tuple[int, int]]
+"""Place -> (namespace, epoch) for which it was handed out, as far as the writes have been followed."""
+
+
+def follow(write: commands.Write, places: Places, scopes: Scopes) -> None:
+    """What is cached by the writes alone, without looking at what the engine made of them."""
+    match write:
+        case commands.Publish() if not write.shadow:
+            each = len(write.tokens) // len(unpack_pages(write.pages))
+            parent = write.parent_page
+            for index, page in enumerate(unpack_pages(write.pages)):
+                above = places[parent][2] if parent >= 0 else ()
+                tokens = unpack_tokens(write.tokens[index * each : (index + 1) * each])
+                scope = places[parent][:2] if parent >= 0 else scopes[page]
+                places[page] = (*scope, (*above, *tokens))
+                parent = page
+        case commands.Copied():
+            for source, target in zip(unpack_pages(write.sources), unpack_pages(write.targets), strict=True):
+                places[target] = places[source]
+        case commands.Retire() | commands.Assign():  # an evicted page may be somebody's at once
+            for page in unpack_pages(write.pages):
+                places.pop(page, None)
+                if isinstance(write, commands.Assign):
+                    scopes[page] = (write.namespace, write.epoch)
+
+
+def compare_served(pool: Pool, before: Places, after: Places) -> dict[int, Node]:
+    """What is served was there before or is there after the write that was cut, in just that place; and what was there
+    all the time is served, if all before it is: on the device from the device, else from either tier. Of the host tier
+    as much as may be there: with what was being loaded when the daemon died it may be more.
+
+    Returns what is served, by place.
+    """
+    size = pool.pages.size
+    served = dict(served_by(pool))
+    sure = {place: path for place, path in before.items() if after.get(place) == path}
+    on_device = {place: path for place, path in sure.items() if place < size}
+    for place, (path, _) in served.items():
+        allowed = (before.get(place), after.get(place))
+        require("I5", path in allowed, f"place {place} is served as {path}, it held {allowed}")
+    lost = [_lost(places, served, pool.page_size) for places in (on_device, sure)]
+    require("I5", not lost[0], f"places {lost[0]}, committed, are not served")
+    trimmed = pool.host.evicted_pages if pool.host else 0
+    require("I5", len(lost[1]) <= trimmed, f"places {lost[1]}, committed, are not served; {trimmed} were too much")
+    return {place: node for place, (_, node) in served.items()}
+
+
+def served_by(pool: Pool) -> Iterator[tuple[int, tuple[Path, Node]]]:
+    """All pages that lie in a tree, by their places, with the tokens on the way to them."""
     roots = [space.root for space in pool.namespaces.all()]
     roots += [node for node, _ in pool.retired if isinstance(node, Root)]
     for root in roots:
@@ -291,13 +313,19 @@ def _served(engine: Engine, name: str) -> Iterator[tuple[int, Path]]:
         stack: list[tuple[Node, tuple[int, ...]]] = [(root, ())]
         while stack:
             node, above = stack.pop()
-            tokens, pages = unpack_tokens(bytes(node.tokens)), unpack_pages(bytes(node.pages))
-            for index, page in enumerate(pages, 1):
-                yield page, (*scope, (*above, *tokens[: index * pool.page_size]))
+            tokens, host = unpack_tokens(bytes(node.tokens)), unpack_pages(bytes(node.host))
+            for pages in (unpack_pages(bytes(node.pages)), [pool.pages.size + page for page in host]):
+                for index, place in enumerate(pages, 1):
+                    yield place, ((*scope, (*above, *tokens[: index * pool.page_size])), node)
             stack += [(child, (*above, *tokens)) for child in (node.children or {}).values()]
 
 
-def _whole(pages: dict[int, Path], path: Path, page_size: int) -> bool:
+def _lost(places: Places, served: Container[int], page_size: int) -> list[int]:
+    """Which are not served although all before them are there too."""
+    known = set(places.values())
+    return [place for place, path in places.items() if place not in served and _whole(known, path, page_size)]
+
+
+def _whole(known: set[Path], path: Path, page_size: int) -> bool:
     """Are all pages before this one there too?"""
-    known = set(pages.values())
     return all((*path[:2], path[2][:end]) in known for end in range(page_size, len(path[2]), page_size))

@@ -80,6 +80,8 @@ class Tiered:
         self._garbage = 0
         self._next_request: dict[int, int] = {}
         self._next_session = 0
+        self.epochs: dict[int, int] = {}
+        """Of sessions that have come back."""
 
     # -- commands -----------------------------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ class Tiered:
         untouchable = {page for one in self.running.values() for page in one.device_pages()}
         outcome = self.real.step(command, self.now)
         for write in outcome.writes:
-            self.table.write(write)
+            self.written(write)
             if isinstance(write, commands.Assign | commands.Publish | commands.Retire | commands.Own):
                 touched = untouchable.intersection(unpack_pages(write.pages))
                 require("I11", not touched, f"{type(write).__name__} of pages {touched} of a copy that runs")
@@ -105,6 +107,10 @@ class Tiered:
         check(self.real)
         self.check()
         return outcome
+
+    def written(self, write: commands.Write) -> None:
+        """The daemon stores it."""
+        self.table.write(write)
 
     def finish(self, copy: int | None = None, ok: bool = True) -> commands.Outcome:
         """A copy (the oldest, if none is named) has ended."""
@@ -126,7 +132,7 @@ class Tiered:
 
     def request(self, session: int, body: commands.Body, deadline: float = FAR) -> commands.Request:
         self._next_request[session] = self._next_request.get(session, 0) + 1
-        return commands.Request(session, 1, self._next_request[session], deadline, body)
+        return commands.Request(session, self.epochs.get(session, 1), self._next_request[session], deadline, body)
 
     def late(self, session: int) -> Any:
         """The latest answer that came later, of those to a session's requests; None: there is none."""
@@ -165,7 +171,7 @@ class Tiered:
             self.device.rows[seq.pages[at // size], at % size] = paths[at]
 
     def _paths(self, seq: Sequence) -> list[int]:
-        return self.paths.of(_scope(seq.root), unpack_tokens(bytes(seq.tokens)))
+        return self.paths.of(scope_of(seq.root), unpack_tokens(bytes(seq.tokens)))
 
     # -- copies between the tiers ---------------------------------------------------------------------------------
 
@@ -211,7 +217,7 @@ class Tiered:
         for node, path in self.nodes():
             for above in path[1:]:
                 stamps[above] = max(stamps[above], self._stamp(node))
-            rows = self.paths.of(_scope(path[0]), unpack_tokens(b"".join(bytes(part.tokens) for part in path[1:])))
+            rows = self.paths.of(scope_of(path[0]), unpack_tokens(b"".join(bytes(part.tokens) for part in path[1:])))
             self._holds(self.device, bytes(node.pages), rows, "device")
             self._holds(self.host, bytes(node.host), rows, "host")
         for node, stamp in stamps.items():
@@ -273,6 +279,6 @@ def _rows_to_copy(reply: object) -> Iterator[commands.CopyRow]:
         yield from reply.copy_rows
 
 
-def _scope(root: Node) -> Scope:
+def scope_of(root: Node) -> Scope:
     assert isinstance(root, Root)
-    return "a", root.chain_seed, root.epoch
+    return "a", root.namespace.to_bytes(4, "little"), root.epoch

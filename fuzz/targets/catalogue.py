@@ -10,6 +10,7 @@ from fuzz.targets.priorities import PrioritiesTarget
 from fuzz.targets.recovery import RecoveryTarget
 from fuzz.targets.sessions import SessionsTarget
 from fuzz.targets.simulator import LIVES, SimulatorTarget, smallest
+from fuzz.targets.tiered_recovery import TieredRecoveryTarget
 from fuzz.targets.tiers import TiersTarget
 from fuzz.targets.tree import TreeTarget
 from fuzz.targets.two_tiers import TwoTiersTarget
@@ -65,6 +66,12 @@ FUZZERS = {
             wanted={"device hit": 1000, "host hit": 500, "lost": 1000},
         ),
         Fuzzer("recovery", "the daemon dies between and within writes; the next one scans the table", RecoveryTarget),
+        Fuzzer(
+            "tiers-torn",
+            "the daemon and its copier die with pages in two tiers, some of them on their way",
+            TieredRecoveryTarget,
+            wanted={"cut": 100, "restart": 20, "host only": 5},
+        ),
         Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),
         Fuzzer("tree", "the prefix tree with each policy of eviction against a dict of token tuples", TreeTarget),
         Fuzzer("allocator", "page states, free list and counted holders against a dict", AllocatorTarget),

@@ -60,11 +60,11 @@ def random_config(rng: random.Random) -> Config:
 
 
 class TiersTarget:
-    """``config`` may be given to fuzz a certain one."""
+    """``pair`` may be given to fuzz a certain one."""
 
-    def __init__(self, rng: random.Random, config: Config | None = None) -> None:
+    def __init__(self, rng: random.Random, pair: Tiered | None = None) -> None:
         self._rng = rng
-        self.pair = Tiered(config or random_config(rng))
+        self.pair = pair or Tiered(random_config(rng))
         self.events = self.pair.events
         pool = self.pair.config.pools[0]
         self._words = Words(rng, pool.spec.page_size, rng.randint(1, min(pool.pages + 1, 12)))
@@ -76,13 +76,16 @@ class TiersTarget:
         self._copies: list[int] = []
         self._tickets: list[bytes] = []
         self._next_seq = 0
-        assert self.pair.pool.host is not None
-        _count_moves(self.pair.pool.host, self._moved)
+        self._count_moves()
         self._copy_ending = False
         self._fails = rng.choice((0.0, 0.02, 0.1))
         self._crowd = rng.choice((1, 2, 4, 10))
         self._short = False
         self._open()
+
+    def _count_moves(self) -> None:
+        assert self.pair.pool.host is not None
+        _count_moves(self.pair.pool.host, self._moved)
 
     def step(self) -> None:
         """One random operation; what is waited for, or short, more often."""

@@ -28,7 +28,7 @@ import numpy as np
 from msgspec import Struct
 
 from radixkv.allocator.page_pool import PagePool
-from radixkv.allocator.page_states import CACHED, EVICT, FREE, LOAD
+from radixkv.allocator.page_states import CACHED, EVICT, FREE, LOAD, SAVING
 from radixkv.commands import Retire, Stamp, Write
 from radixkv.config import PoolConfig
 from radixkv.evictor.lru import LRU
@@ -167,10 +167,15 @@ class HostTier:
 
     def _uncover_some(self, count: int) -> None:
         """Drop copies of what is on the device as well until ``count`` pages are free, of the hottest first."""
+        read = []
         while count > 0 and self.clean:
-            node = next(reversed(self.clean))
+            node, _ = self.clean.popitem()
+            if node.parent is not None and self.pages.states[_first(node.host)] == SAVING:
+                read.append(node)  # computed again while it was being loaded: the copy goes on
+                continue
             count -= len(node.host) // PAGE_ID_BYTES if node.parent is not None else 0
             self.uncover(node)
+        self.clean.update(dict.fromkeys(reversed(read)))
 
     def _give(self, packed: bytes) -> None:
         self.pages.give(array("i", packed), CACHED, EVICT)
@@ -251,3 +256,7 @@ class HostTier:
         self.evicted_pages += node.page_count
         self._give(bytes(node.host))
         node.host = b""
+
+
+def _first(packed: bytes | bytearray) -> int:
+    return int.from_bytes(packed[:PAGE_ID_BYTES], "little")

@@ -331,9 +331,11 @@ class Pool:
     # -- the source of copy_rows --------------------------------------------------------------------------------
 
     def _stamp_for_copies(self, end: Node) -> None:
-        """What a copy holds does not fall idle when it is let go of; its place is that of now all the same."""
+        """What a copy holds does not fall idle when it is let go of; its place is that of now all the same, and stays
+        so when what is behind it leaves."""
         if self.host is not None and self.host.copies:
-            self.writes.append(Stamp(self.name, bytes(end.pages[LAST_ID]), self.stamp))
+            ends = b"".join([node.pages[LAST_ID] for node in self.tree.path(end)])
+            self.writes.append(Stamp(self.name, ends, self.stamp))
 
     def release_source(self, seq: Sequence) -> None:
         """The rows have been copied, or never will be."""

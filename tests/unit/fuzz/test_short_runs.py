@@ -17,6 +17,7 @@ STEPS = {
     "tiers": 2000,
     "two-tiers": 400,
     "recovery": 1600,
+    "tiers-torn": 1000,
     "weak-hash": 800,
     "simulator": 10_000,
 }
