@@ -1,0 +1,33 @@
+"""radixkv as the prefix cache behind vLLM: a KV connector for ``kv_connector_module_path``.
+
+::
+
+    --kv-transfer-config '{"kv_connector": "RadixKVConnector", "kv_connector_module_path": "radixkv.adapters.vllm",
+                           "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
+
+``connector.py`` is what vLLM calls and the only file that imports vLLM; the rest runs, and is tested, without it.
+How to use it: ``docs/vllm.md``.
+
+=============== ====================================================================================
+scheduler.py    what is cached of a prompt, what is to be loaded and saved: in vLLM's scheduler
+worker.py       carries that out: copies between radixkv's pages and vLLM's blocks
+door.py         the way to the daemon: deadlines, and no questions to one that is sick (breaker.py)
+namespace.py    what must be equal before two engines may share
+blocks.py       tokens, blocks and pages in numbers; what travels from scheduler to worker
+=============== ====================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["RadixKVConnector"]
+
+
+def __getattr__(name: str) -> Any:
+    """vLLM is imported by whoever asks for the connector, and by nobody else."""
+    if name == "RadixKVConnector":
+        from radixkv.adapters.vllm.connector import RadixKVConnector
+
+        return RadixKVConnector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,171 @@
+"""``RadixKVConnector``: what vLLM 0.32 calls, in its scheduler and in its worker. The only file that imports vLLM.
+
+Loads are asynchronous in vLLM's sense: a request waits, outside the batch, for the step in which its blocks are copied.
+vLLM caches blocks of such a request only after the load is known to have ended well, and a failed one makes it compute
+them; with synchronous loads the step would already run on what was not loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+
+from radixkv.adapters.vllm.blocks import Load, Save
+from radixkv.adapters.vllm.door import Door, DoorSettings
+from radixkv.adapters.vllm.namespace import Namespaces
+from radixkv.adapters.vllm.scheduler import SchedulerHalf
+from radixkv.adapters.vllm.worker import WorkerHalf
+from radixkv.config import KVSpec
+
+
+@dataclass
+class RadixKVMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """What one step's worker has to do."""
+
+    loads: list[Load] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+
+
+class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """Settings (kv_connector_extra_config): endpoint, pool, deadline_s, pause_first_s, pause_max_s."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        """Errors: ValueError for an engine that it cannot serve, with what is allowed."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        check_engine(vllm_config)
+        spec = page_spec(kv_cache_config)
+        self._door = Door(DoorSettings(spec=spec, **_extra(self._kv_transfer_config.kv_connector_extra_config)))
+        self._local_tokens: dict[str, int] = {}
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            namespaces = Namespaces(vllm_config.model_config.model, engine_settings(vllm_config, kv_cache_config))
+            self._scheduler = SchedulerHalf(self._door, namespaces, spec.page_size)
+        else:
+            self._worker = WorkerHalf(self._door, spec)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: what is not saved is computed again."""
+        return False
+
+    # -- in the scheduler ---------------------------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        tokens = self._scheduling.matched(request, num_computed_tokens)
+        self._local_tokens[request.request_id] = num_computed_tokens
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        local = self._local_tokens.pop(request.request_id, 0)
+        if num_external_tokens:
+            (block_ids,) = blocks.get_block_ids()
+            self._scheduling.allocated(request, block_ids, num_external_tokens, local)
+
+    def build_connector_meta(self, scheduler_output: Any) -> RadixKVMetadata:
+        state = scheduler_output.kv_connector_block_state
+        return RadixKVMetadata(
+            *self._scheduling.plan(scheduler_output.num_scheduled_tokens, lambda name: state.get_block_ids(name)[0])
+        )
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ARG002 - vLLM's
+        self._local_tokens.pop(request.request_id, None)
+        self._scheduling.finished(request.request_id)
+        return False, None
+
+    # -- in the worker ------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._working.register(kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002 - vLLM's signature
+        self._working.load(self._get_connector_metadata().loads)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: a request is not computed before its load has ended."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """All layers are saved together, after the step."""
+
+    def wait_for_save(self) -> None:
+        self._working.save(self._get_connector_metadata().saves)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str]]:  # noqa: ARG002 - vLLM's signature
+        return None, self._working.loaded()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._working.failed()
+
+    # -- both ---------------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        self._door.close()
+
+    @property
+    def _scheduling(self) -> SchedulerHalf:
+        assert self._scheduler is not None
+        return self._scheduler
+
+    @property
+    def _working(self) -> WorkerHalf:
+        assert self._worker is not None
+        return self._worker
+
+
+def check_engine(config: Any) -> None:
+    """Errors: ValueError for what is not built, or would break the promise that a request never fails."""
+    parallel = config.parallel_config
+    if parallel.world_size != 1:
+        raise ValueError(f"radixkv serves engines of one worker so far, not of {parallel.world_size}")
+    policy = config.kv_transfer_config.kv_load_failure_policy
+    if policy != "recompute":
+        raise ValueError(
+            f'radixkv needs "kv_load_failure_policy": "recompute" in the KV transfer config, not {policy!r}'
+        )
+
+
+def page_spec(kv_cache_config: Any) -> KVSpec:
+    """What a page has to hold. Errors: ValueError for models of more than one kind of attention; ConfigError."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise ValueError(f"radixkv serves models with one group of KV layers so far, not with {len(groups)}")
+    spec, names = groups[0].kv_cache_spec, groups[0].layer_names
+    if type(spec).__name__ != "FullAttentionSpec" or spec.sliding_window is not None:
+        raise ValueError(f"radixkv serves full attention so far, not {spec}")
+    return KVSpec(
+        layers=len(names),
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_size,
+        dtype=str(spec.dtype).removeprefix("torch."),
+        page_size=spec.block_size,
+    )
+
+
+def engine_settings(config: Any, kv_cache_config: Any) -> dict[str, Any]:
+    """Everything but the request that keys and values, or their bytes in a block, depend on."""
+    model = config.model_config
+    group = kv_cache_config.kv_cache_groups[0]
+    return {
+        "vllm": vllm.__version__,
+        "revision": [model.revision, model.code_revision, getattr(model.hf_config, "_commit_hash", None)],
+        "dtype": str(model.dtype),
+        "quantization": model.quantization,
+        "architecture": model.hf_config.to_dict(),
+        "max_model_len": model.max_model_len,  # some kinds of rope depend on it
+        "load_format": [config.load_config.load_format, model.seed if config.load_config.load_format == "dummy" else 0],
+        "attention": [str(config.attention_config.backend), kv_cache_config.kv_cache_layout],
+        "cache": [config.cache_config.cache_dtype, str(group.kv_cache_spec), group.layer_names],
+        "device": config.device_config.device_type,
+    }
+
+
+def _extra(given: dict[str, Any]) -> dict[str, Any]:
+    known = {"endpoint", "pool", "deadline_s", "pause_first_s", "pause_max_s"}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ValueError(f"kv_connector_extra_config has {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
+    return {"endpoint": None, "pool": "default", **given}

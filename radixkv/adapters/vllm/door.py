@@ -1,0 +1,104 @@
+"""The way to the daemon: each question has a deadline, and a daemon that does not answer is left alone for a while.
+
+Nothing that happens behind the door is an error in front of it: whoever asks gets the answer, or None, and then the
+engine computes what it would have computed without a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import radixkv
+from radixkv.adapters.vllm.breaker import PAUSE_FIRST_S, PAUSE_MAX_S, Breaker
+from radixkv.client.sync import Client, Pool
+from radixkv.config import KVSpec
+from radixkv.errors import BadRequest, ConfigError, LimitExceeded, OutOfPages, RadixKVError, SessionLost, StaleHandle
+
+T = TypeVar("T")
+
+HEALTHY = (OutOfPages, BadRequest, LimitExceeded, SessionLost, StaleHandle)
+"""Refusals of a daemon that is well: the next question may be answered."""
+NO_LOADING = 1e15
+"""Tokens a second. Said to be this fast, an engine is never made to wait for copies from a host tier."""
+
+_log = logging.getLogger("radixkv.adapters.vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """Where the daemon is and how patient to be: seconds a question may take, first and longest pause after a failure.
+
+    spec: what the pool's pages must hold; another pool is treated like a daemon that is not there.
+    """
+
+    endpoint: str | None
+    pool: str
+    spec: KVSpec
+    deadline_s: float = 0.5
+    pause_first_s: float = PAUSE_FIRST_S
+    pause_max_s: float = PAUSE_MAX_S
+
+
+class Door:
+    """Connects when first asked, and again when a daemon comes; for one thread, like each half of the connector."""
+
+    def __init__(self, settings: DoorSettings) -> None:
+        self._settings = settings
+        self._breaker = Breaker(settings.pause_first_s, settings.pause_max_s)
+        self._client: Client | None = None
+        self._pool: Pool | None = None
+
+    def ask(self, what: str, question: Callable[[Pool], T]) -> T | None:
+        """The answer, or None: it was refused, it took too long, or the daemon is not asked at present."""
+        if not self._breaker.lets_through(time.monotonic()):
+            return None
+        try:
+            answer = question(self._fitting())
+        except HEALTHY as refusal:
+            _log.debug("%s: %s", what, refusal)
+            self._well()
+            return None
+        except RadixKVError as failure:
+            if not self._breaker.is_open:
+                _log.warning("%s: %s; going on without the cache, which is tried again later", what, failure)
+            self._breaker.failed(time.monotonic())
+            return None
+        self._well()
+        return answer
+
+    def close(self) -> None:
+        client, self._client, self._pool = self._client, None, None
+        if client is not None:
+            with contextlib.suppress(RadixKVError):
+                client.close()
+
+    def _well(self) -> None:
+        if self._breaker.is_open:
+            _log.warning("the daemon answers again")
+        self._breaker.succeeded()
+
+    def _fitting(self) -> Pool:
+        """The pool. Errors: those of connecting; ConfigError when its pages hold something else."""
+        settings = self._settings
+        if self._client is None:
+            self._client = radixkv.connect(settings.endpoint, timeout=settings.deadline_s)
+        if self._pool is None:
+            self._pool = self._client.pool(settings.pool)
+            self._pool.prefill_tokens_per_s = NO_LOADING
+        check(self._pool.spec, settings.spec)
+        return self._pool
+
+
+def check(found: KVSpec, needed: KVSpec) -> None:
+    """Errors: ConfigError, with the difference, when a pool's pages are not what the engine needs."""
+    different = [name for name in KVSpec.__dataclass_fields__ if getattr(found, name) != getattr(needed, name)]
+    if different:
+        raise ConfigError(
+            "the pool does not fit this engine: "
+            + ", ".join(f"{name} is {getattr(found, name)}, needed {getattr(needed, name)}" for name in different)
+        )
