@@ -167,6 +167,8 @@ class PoolConfig:
     host_write: str = "back"
     host_load_min_tokens: int = 0
     pin_limit_pages: int = -1
+    namespace_floor_pages: int = 0
+    namespace_cap_pages: int = 0
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64 or not self.name.isprintable():
@@ -194,10 +196,23 @@ class PoolConfig:
         _whole("pool.pin_limit_pages", self.pin_limit_pages, -1, self.pages)
         if self.pin_limit_pages == -1:
             object.__setattr__(self, "pin_limit_pages", self.pages // 8)
+        self._check_shares()
         if self.host_pages and self.policy != "lru":
             raise _refuse("pool.policy", self.policy, "lru with a host tier")
         if self.session_cap_pages and self.session_floor_pages > self.session_cap_pages:
             raise _refuse("pool.session_floor_pages", self.session_floor_pages, "at most session_cap_pages")
+
+    def _check_shares(self) -> None:
+        floor, cap = self.namespace_floor_pages, self.namespace_cap_pages
+        _whole("pool.namespace_floor_pages", floor, 0, self.pages)
+        _whole("pool.namespace_cap_pages", cap, 0, self.pages)
+        if floor * self.namespaces > self.pages:
+            allowed = f"at most pages / namespaces: {self.pages // self.namespaces} (so that all can be kept)"
+            raise _refuse("pool.namespace_floor_pages", floor, allowed)
+        if cap and floor > cap:
+            raise _refuse("pool.namespace_floor_pages", floor, "at most namespace_cap_pages")
+        if (floor or cap) and (self.policy != "lru" or self.host_pages):
+            raise _refuse("pool.policy", self.policy, "lru without a host tier, with floors or caps of namespaces")
 
     @property
     def arena_bytes(self) -> int:

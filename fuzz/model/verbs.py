@@ -93,7 +93,7 @@ def retained(state: State, body: commands.Reserve) -> list[commands.Retain]:
     if not body.retain:
         return []
     pool = state.pools[body.pool]
-    if pool.policy != "lru":
+    if pool.policy != "lru" or state.pool_config[body.pool].namespace_cap_pages:
         raise Refused("bad_request")
     if len(body.retain) > 64:
         raise Refused("limit_exceeded")

@@ -238,7 +238,7 @@ class RecoveryPair(EnginePair):
             expect("I7", f"order of eviction of {pool.name}", [p for p in order if p not in held], wanted)
 
     def _cost(self) -> None:
-        """What a restart takes away: requests that wait, sequences in transit, remembered replies, counters."""
+        """What a restart takes away: who waits, sequences in transit, remembered replies, counters, priorities."""
         state = self.model.state
         for queue in state.queue.values():
             queue.clear()
@@ -246,6 +246,8 @@ class RecoveryPair(EnginePair):
         state.draining = False
         before = {pool.name: state.held(pool) for pool in state.pools.values()}
         state.transit.clear()
+        for sequence in state.sequences():
+            sequence.retain = []
         for name in state.counters:
             state.counters[name] = self.real.snapshot()["counters"][name]
         for pool in state.pools.values():

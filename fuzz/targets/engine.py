@@ -33,6 +33,7 @@ def random_config(rng: random.Random) -> Config:
     def pool(name: str) -> PoolConfig:
         pages = rng.choice((rng.randint(1, 8), rng.randint(4, 12), rng.randint(8, 20), rng.randint(1, 64)))
         cap = rng.randint(1, pages) if rng.random() < 0.2 else 0
+        policy = rng.choice(("lru", "lru", "lru", *POLICIES))
         floor = rng.randint(0, max(1, min(cap or pages, pages // 4))) if rng.random() < 0.3 else 0
         return PoolConfig(
             name=name,
@@ -42,8 +43,9 @@ def random_config(rng: random.Random) -> Config:
             session_floor_pages=min(floor, cap or pages),
             session_cap_pages=cap,
             namespaces=rng.choice((1, 2, 3, 64)),
-            policy=rng.choice(("lru", "lru", "lru", *POLICIES)),
+            policy=policy,
             pin_limit_pages=rng.choice((0, pages)),
+            namespace_cap_pages=pages if policy == "lru" and rng.random() < 0.2 else 0,  # bounds nobody: as without
         )
 
     limits = Limits(

@@ -71,6 +71,8 @@ POOL = {
     "host_write": Key("NAME", "when pages are copied to the host tier: back (before they leave), through (at once)"),
     "host_load_min_tokens": Key("TOKENS", "fewer than this are computed again rather than loaded from the host tier"),
     "pin_limit_pages": Key("PAGES", "most pages that are pinned at a time; -1: an eighth of the pool"),
+    "namespace_floor_pages": Key("PAGES", "pages of each namespace that no other one makes leave"),
+    "namespace_cap_pages": Key("PAGES", "most pages of a namespace, cached ones too; 0: no cap"),
 }
 
 TABLES = {"server": SERVER, "limits": LIMITS}

@@ -17,6 +17,7 @@ from radixkv.device.descriptors import TABLE_VERSION
 
 _FREE_TO_CHANGE = (
     "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "pin_limit_pages", "reclaim_pages",
+    "namespace_floor_pages", "namespace_cap_pages",
     "host_write", "host_load_min_tokens",
 )  # fmt: skip
 """Rules of a pool that are not part of its memory."""

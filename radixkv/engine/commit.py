@@ -21,8 +21,7 @@ def do_reserve(
     root = namespace.root
     node: Node = root
     if match.pages:
-        node, woken = pool.tree.pin(match)
-        pool.woken(woken)
+        node = pool.pin(match)
     found = b"".join(match.parts)
     new = pool.take(plan.new, session, root)
     table = found[: shared * PAGE_ID_BYTES] + new.tobytes()

@@ -14,7 +14,7 @@ from radixkv.allocator.page_states import State
 from radixkv.engine.engine import Engine
 from radixkv.engine.flights import would_be_waited_for
 from radixkv.engine.host import HostTier
-from radixkv.engine.pool import Pool
+from radixkv.engine.pool import Pool, namespace_of
 from radixkv.engine.sequence import Sequence
 from radixkv.errors import BrokenInvariant
 from radixkv.hashing import chain
@@ -33,6 +33,7 @@ def check(engine: Engine) -> None:
         _holders(pool, own, trees)
         _tree_shape(pool, trees)
         _contents(pool, trees)
+        _shares(pool, own, trees)
         _eviction_order(pool, trees)
         _tables(pool, own)
         _charges(engine, pool)
@@ -286,6 +287,20 @@ def _charges(engine: Engine, pool: Pool) -> None:
         need(charged == own, "I24", f"session {session.id} is charged {charged} pages and has {own}")
         missing += max(0, pool.config.session_floor_pages - own)
     need(pool.floors_missing == missing, "I24", f"floors lack {pool.floors_missing} pages, counted {missing}")
+
+
+def _shares(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
+    """I24: each page counts for the namespace that has it."""
+    shares = pool.shares
+    if shares is None:
+        return
+    owners = {page: namespace_of(node) for node, _ in trees.nodes for page in _ids(node.pages)}
+    for seq in sequences:
+        owners |= dict.fromkeys([*seq.pages, *([seq.source] if seq.source >= 0 else [])], seq.root.namespace)
+    for page, space in owners.items():
+        need(shares.owner(page) == space, "I24", f"page {page} counts for namespace {shares.owner(page)}, not {space}")
+    for page in pool.pages.free.ids():
+        need(shares.owner(page) < 0, "I24", f"page {page} is free and counts for namespace {shares.owner(page)}")
 
 
 def _waiting(engine: Engine, pool: Pool) -> None:

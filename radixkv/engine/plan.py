@@ -92,14 +92,15 @@ def plan_reserve(pool: Pool, session: Worker, body: Reserve) -> ReservePlan:
     match = NO_MATCH
     if namespace is not None:
         match = walk(namespace.root, body.tokens, 0, len(body.tokens), pool.tree.page_token_bytes)
+    root = None if namespace is None else namespace.root
     plan = _shape(pool, match, total, tokens, body.last_page)
     try:
-        _fits(pool, session, plan, total)
+        _fits(pool, session, plan, total, root)
     except OutOfPages:
         if not plan.copies:
             raise
         plan = _shape(pool, match, total, tokens, "drop")
-        _fits(pool, session, plan, total)
+        _fits(pool, session, plan, total, root)
     if match.pages > plan.shared + plan.copies:
         assert namespace is not None
         shorter = pool.tree.match(namespace.root, body.tokens, 0, plan.shared * pool.tree.page_token_bytes)
@@ -124,20 +125,21 @@ def _shape(pool: Pool, match: Match, total: int, tokens: int, last_page: str) ->
     return ReservePlan(match, shared, shared * size, False, total - shared)
 
 
-def _fits(pool: Pool, session: Worker, plan: ReservePlan, total: int) -> None:
+def _fits(pool: Pool, session: Worker, plan: ReservePlan, total: int, root: Root | None) -> None:
     config = pool.config
     reserve = config.decode_reserve_pages
     matched = plan.match.pages
     spare = pool.pages.counts[FREE] + pool.tree.idle_pages - pool.floors_missing
-    if plan.new + matched + reserve <= spare and not config.session_cap_pages and not pool.frozen:
+    usual = not config.session_cap_pages and not pool.frozen and pool.shares is None
+    if plan.new + matched + reserve <= spare and usual:
         return  # the usual case: fits even if the whole path were idle and nothing missing to the session's own floor
     waking = 0 if pool.frozen else pool.tree.idle_on_path(plan.match)
     if matched > plan.shared + plan.copies and waking:
         waking -= 1
     if plan.new == 0 and waking == 0:
         return  # takes nothing from anybody, however short the pool is
-    room = pool.room(floor_missing(pool, session)) - waking - reserve
-    largest = pool.pages.size - reserve - (total - plan.new)
+    room = pool.room(floor_missing(pool, session), root, reserve) - waking
+    largest = min(pool.pages.size - reserve, pool.largest) - (total - plan.new)
     require(pool, session, plan.new, room, largest)
 
 
@@ -150,7 +152,8 @@ def pages_to_add(pool: Pool, seq: Sequence, item: Extend, limits: Limits) -> int
 
 def plan_extend(pool: Pool, session: Worker, seq: Sequence, new: int) -> None:
     """Errors: OutOfPages."""
-    require(pool, session, new, pool.room(floor_missing(pool, session)), pool.pages.size - len(seq.pages))
+    room = pool.room(floor_missing(pool, session), seq.root)
+    require(pool, session, new, room, pool.largest - len(seq.pages))
 
 
 def check_commit(seq: Sequence, n: int) -> None:
@@ -172,10 +175,10 @@ def plan_truncate(pool: Pool, session: Worker, seq: Sequence, item: Truncate) ->
     kept = last + (rows > 0)
     if last >= seq.published or not rows:
         return TruncatePlan(kept, 0)
-    room = pool.room(floor_missing(pool, session)) + _given_back(pool, seq, kept)
+    room = pool.room(floor_missing(pool, session), seq.root) + _given_back(pool, seq, kept)
     cap = pool.config.session_cap_pages
     if room < 1:
-        raise OutOfPages(need=1, available=max(0, room), never_fits=pool.pages.size < kept + 1)
+        raise OutOfPages(need=1, available=max(0, room), never_fits=pool.largest < kept + 1)
     charged_after = session.charged.get(pool.name, 0) - seq.charged + (kept - min(seq.shared, last))
     if cap and charged_after > cap:
         raise OutOfPages(need=1, available=0, never_fits=False)
@@ -204,5 +207,6 @@ def plan_share(pool: Pool, session: Worker, seq: Sequence, item: Share) -> Share
         raise BadRequest("a fork begins at a committed token", at=at, committed_tokens=seq.committed)
     shared, rows = divmod(at, pool.page_size)
     if rows and item.count:
-        require(pool, session, item.count, pool.room(floor_missing(pool, session)), pool.pages.size - shared - 1)
+        room = pool.room(floor_missing(pool, session), seq.root)
+        require(pool, session, item.count, room, pool.largest - shared - 1)
     return SharePlan(at, shared, rows)

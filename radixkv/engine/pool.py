@@ -41,6 +41,7 @@ from radixkv.evictor import policies
 from radixkv.evictor.lru import LRU
 from radixkv.evictor.policy import Mark, Policy
 from radixkv.evictor.priorities import DEFAULT, NEVER, Priorities
+from radixkv.evictor.shares import Shares
 from radixkv.hashing import chain, last
 from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node, Root
@@ -70,6 +71,11 @@ class Pool:
         self.pages = PagePool(config.pages)
         self.tree = PrefixTree(self.page_size)
         self.order: Policy[Node] = policies.make(config.policy, config.pages)
+        self.shares: Shares[Node] | None = None
+        """The order, if namespaces have floors or caps."""
+        if config.namespace_floor_pages or config.namespace_cap_pages:
+            floor, cap = config.namespace_floor_pages, config.namespace_cap_pages
+            self.order = self.shares = Shares(config.pages, floor, cap, namespace_of)
         self.namespaces = Namespaces(config.namespaces)
         self.host: HostTier | None = None
         if config.host_pages:
@@ -124,17 +130,29 @@ class Pool:
 
     # -- how much there is --------------------------------------------------------------------------------------
 
-    def room(self, own_floor_missing: int) -> int:
-        """Pages free or evictable that the other sessions' floors leave to one whose own lacks so many."""
+    def room(self, own_floor_missing: int, root: Root | None, kept: int = 0) -> int:
+        """Pages free or evictable, less ``kept``, that the other sessions' floors leave to one whose own lacks so many,
+        and the floors and caps of namespaces to that of ``root`` (None: to a new one).
+        """
         idle = 0 if self.frozen else self.tree.idle_pages
-        return self.pages.counts[FREE] + idle - (self.floors_missing - own_floor_missing)
+        room = self.pages.counts[FREE] + idle - (self.floors_missing - own_floor_missing) - kept
+        if self.shares is None:
+            return room
+        return self.shares.limit(room, NO_NAMESPACE if root is None else root.namespace, self.frozen)
+
+    @property
+    def largest(self) -> int:
+        """The most pages that a sequence could ever have."""
+        return min(self.pages.size, self.config.namespace_cap_pages or self.pages.size)
 
     # -- pages --------------------------------------------------------------------------------------------------
 
     def take(self, count: int, owner: int, root: Root) -> array[int]:
         """``count`` private pages for a sequence of ``owner``, evicting what is missing."""
         spare = self.pages.counts[FREE]
-        if count <= spare:
+        if self.shares is not None:
+            pages = self._take_within(self.shares, count, root.namespace)
+        elif count <= spare:
             pages = self.pages.take(count)
         else:
             pages = self._evict_for(count - spare)
@@ -146,6 +164,23 @@ class Pool:
             self.writes.append(Assign(self.name, pages.tobytes(), owner, root.namespace, root.epoch))
             if self.host is not None:
                 self.host.taken += count
+        return pages
+
+    def _take_within(self, shares: Shares[Node], count: int, space: int) -> array[int]:
+        """``count`` pages within floors and caps: free ones, unless the namespace has to give up some of its own."""
+        pages = array("i")
+        while (left := count - len(pages)) > 0:
+            spare = min(left, self.pages.counts[FREE])
+            if spare and shares.excess(space, left) <= 0:
+                some = self.pages.take(spare)
+            else:
+                leaf, most = shares.victim_for(space, left)
+                some = array("i", self._trim(leaf, most))
+                shares.given(some)
+                self.pages.move(some, CACHED, REUSE)
+                self.gained = True
+            shares.taken(some, space)
+            pages += some
         return pages
 
     def take_to_fill(self, count: int, root: Root) -> array[int]:
@@ -209,7 +244,7 @@ class Pool:
             return
         if quarantine is None:
             packed = self.pages.give(pages, state, RELEASE)
-            self.gained = True
+            self._given(pages)
         else:
             packed = pages.tobytes()
             self.pages.move(pages, state, QUARANTINE)
@@ -221,10 +256,24 @@ class Pool:
         if not pages:
             return
         packed = self.pages.give(pages, QUARANTINED, CLEAR)
-        self.gained = True
+        self._given(array("i", pages))
         self.writes.append(Retire(self.name, packed))
 
+    def _given(self, pages: array[int]) -> None:
+        """They are free now."""
+        self.gained = True
+        if self.shares is not None:
+            self.shares.given(pages)
+
     # -- paths --------------------------------------------------------------------------------------------------
+
+    def pin(self, match: Match, above: Node | None = None) -> Node:
+        """Hold a matched path, from below ``above`` (held already) or from the root. Returns its last node."""
+        node, woken = self.tree.pin(match, above=above)
+        self.woken(woken)
+        if self.shares is not None and match.inside is not None:
+            self.shares.resized(match.inside)
+        return node
 
     def woken(self, nodes: list[Node]) -> None:
         if self.host is not None:
@@ -467,8 +516,7 @@ class Pool:
             return there
         match = self.tree.match(seq.node, tokens, there * size)
         if match.pages:
-            seq.node, woken = self.tree.pin(match, above=seq.node)
-            self.woken(woken)
+            seq.node = self.pin(match, above=seq.node)
             seq.depth += match.pages
         return there + match.pages
 
@@ -569,8 +617,18 @@ class Pool:
         if gone:
             packed = bytes(gone)
             self.pages.give(array("i", packed), CACHED, EVICT)
-            self.gained = True
+            self._given(array("i", packed))
             self.writes.append(Retire(self.name, packed))
+
+
+NO_NAMESPACE = -1
+
+
+def namespace_of(node: Node) -> int:
+    while node.parent is not None:
+        node = node.parent
+    assert isinstance(node, Root)
+    return node.namespace
 
 
 def namespace_record(pool: str, namespace: Namespace) -> NamespaceRecord:

@@ -35,7 +35,7 @@ from radixkv.commands import Retire, SessionRecord, Stamp, Write
 from radixkv.config import Config
 from radixkv.engine.engine import Engine
 from radixkv.engine.lineage import Lineage
-from radixkv.engine.pool import LAST_ID, Pool
+from radixkv.engine.pool import LAST_ID, Pool, namespace_of
 from radixkv.engine.scan import Contents, scan
 from radixkv.engine.state import NOBODY
 from radixkv.image import NO_PAGE, SessionImage, TableImage
@@ -167,6 +167,8 @@ class _Restore:
         pool, host = self.pool, self.pool.host
         if node.pages:
             pool.order.add(node)
+            if pool.shares is not None:
+                pool.shares.taken(array("i", bytes(node.pages)), namespace_of(node))
             if host is not None and node.host:
                 host.clean[node] = None
             return bytes(node.pages[LAST_ID])

@@ -308,7 +308,7 @@ def _attempt_prefetch(state: State, pool: Pool, waiting: Waiting, now: float) ->
     if tier is not None and namespace is not None and _may_copy(state, pool, waiting, now):
         match = pool.tree.match(namespace.root, body.tokens)
         below = pool.tree.match_host(match, body.tokens)
-        room = pool.room(0) - pool.tree.idle_on_path(match) - pool.config.decode_reserve_pages
+        room = pool.room(0, namespace.root) - pool.tree.idle_on_path(match) - pool.config.decode_reserve_pages
         if below.pages > room:
             raise OutOfPages(need=below.pages, available=max(0, room), never_fits=below.pages > pool.pages.size)
         if below.pages and tier.fetch(match, below, below.pages) is First.COPIES:

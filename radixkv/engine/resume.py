@@ -222,8 +222,7 @@ def _is_next(pool: Pool, claim: Claim, match: Match, source: int) -> bool:
 
 def _take_back(state: State, session: Worker, claim: Claim, proof: _Proof) -> None:
     pool = proof.pool
-    node, woken = pool.tree.pin(proof.match)
-    pool.woken(woken)
+    node = pool.pin(proof.match)
     table = array("i", proof.table.tobytes())
     seq = Sequence(pool.name, session.id, claim.seq, proof.root, node, claim.tokens, table)
     seq.depth = proof.match.pages
@@ -251,16 +250,20 @@ def _hold(pool: Pool, seq: Sequence) -> None:
     assert lineage is not None
     private = seq.pages[seq.published :]
     pool.pages.move(private, PageState.QUARANTINED, Event.CLAIM)
+    if pool.shares is not None:
+        pool.shares.taken(private, seq.root.namespace)
     lineage.claimed(private)
     for page in seq.shadows:
-        _hold_shadow(pool, lineage, page)
+        _hold_shadow(pool, lineage, page, seq.root.namespace)
 
 
-def _hold_shadow(pool: Pool, lineage: Lineage, page: int) -> None:
+def _hold_shadow(pool: Pool, lineage: Lineage, page: int, space: int) -> None:
     if pool.pages.states[page] == PageState.SHADOW:
         pool.pages.hold(page)  # a fork has claimed it before
         return
     pool.pages.move(array("i", (page,)), PageState.QUARANTINED, Event.CLAIM_SHADOW)
+    if pool.shares is not None:
+        pool.shares.taken(array("i", (page,)), space)
     lineage.claimed((page,))
 
 
@@ -275,12 +278,14 @@ def _hold_source(pool: Pool, seq: Sequence, source: int) -> None:
     if state in IN_TREE:
         _hold_in_tree(pool, seq, source)
     elif state == PageState.SHADOW or (state != PageState.PRIVATE and lineage.origins[source] == PageState.SHADOW):
-        _hold_shadow(pool, lineage, source)
+        _hold_shadow(pool, lineage, source, seq.root.namespace)
     else:
         if state == PageState.PRIVATE:
             pool.pages.hold(source)
         else:
             pool.pages.move(array("i", (source,)), PageState.QUARANTINED, Event.CLAIM)
+            if pool.shares is not None:
+                pool.shares.taken(array("i", (source,)), seq.root.namespace)
             lineage.claimed((source,))
         pool.copying.setdefault(source, []).append(seq)
 
@@ -291,6 +296,5 @@ def _hold_in_tree(pool: Pool, seq: Sequence, source: int) -> None:
     child = next(node for node in (seq.node.children or {}).values() if node.pages[:PAGE_ID_BYTES] == packed)
     whole = child.page_count == 1
     match = Match(child if whole else seq.node, 1, None if whole else child, 1, [packed])
-    seq.node, woken = pool.tree.pin(match, above=seq.node)
-    pool.woken(woken)
+    seq.node = pool.pin(match, above=seq.node)
     seq.depth += 1

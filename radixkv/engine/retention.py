@@ -28,6 +28,8 @@ def ranges(pool: Pool, body: Reserve) -> tuple[Retain, ...]:
     """What the sequence will be told. Errors: BadRequest, LimitExceeded (also of what could never be pinned)."""
     if pool.config.policy != "lru":
         raise BadRequest("priorities need a pool with the policy lru", policy=pool.config.policy)
+    if pool.shares is not None:
+        raise BadRequest("priorities need a pool without floors and caps of namespaces", pool=pool.name)
     if len(body.retain) > RANGES_MAX:
         raise LimitExceeded("too many ranges with a priority", ranges=len(body.retain), limit=RANGES_MAX)
     before: int | None = 0

@@ -111,6 +111,17 @@ class Flying:
         self.first, self.second = self.flights.starts
 
 
+class Bounded:
+    """Namespaces with caps; one page is cached."""
+
+    def __init__(self):
+        pair = Watched(8, namespace_cap_pages=4)
+        Worker(pair).cache(A)
+        self.engine = pair.engine
+        self.pool = self.engine.pools["a"]
+        self.shares = self.pool.shares
+
+
 CASES = []
 
 
@@ -486,6 +497,17 @@ def one_waits_for_nothing(world):
 @breaks("I10", "wait for one another", Flying)
 def two_sessions_wait_for_one_another(world):
     world.flights.waits_for.update(dict.fromkeys(world.flights.waits_for, world.second))
+
+
+@breaks("I24", " counts for namespace ", Bounded)
+def a_page_counts_for_another_namespace(world):
+    (run,) = world.pool.order
+    world.shares._owners[int.from_bytes(run.pages, "little")] = 7
+
+
+@breaks("I24", "free and counts for namespace ", Bounded)
+def a_free_page_counts_for_a_namespace(world):
+    world.shares._owners[world.pool.pages.free.ids()[0]] = 0
 
 
 # -- two tiers -------------------------------------------------------------------------------------------------------
