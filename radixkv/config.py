@@ -23,6 +23,10 @@ POLICIES = ("lru", "lfu", "fifo", "s3fifo")
 HOST_WRITE_MODES = ("back", "through")
 """When pages are copied to the host tier: before they have to leave the device, or as soon as they are committed."""
 
+EVENT_FORMATS = ("array", "map")
+"""Events as arrays (as vLLM's up to 0.23) or as maps with a type (0.24 on)."""
+EVENT_HASHES = ("int64", "bytes")
+
 PAGE_SIZE_MAX = 256
 PAGES_MAX = 2**31 - 1
 RANKS_MAX = 64
@@ -277,12 +281,43 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class EventsConfig:
+    """How routers are told which blocks of a pool are cached. An empty endpoint: they are not."""
+
+    endpoint: str = ""
+    replay_endpoint: str = ""
+    pool: str = ""
+    topic: str = ""
+    format: str = "array"
+    hash: str = "int64"
+    rank: int = 0
+    buffer_batches: int = 10_000
+    hwm: int = 1000
+
+    def __post_init__(self) -> None:
+        for key in ("endpoint", "replay_endpoint"):
+            address = getattr(self, key)
+            if address and not address.startswith(("ipc:///", "tcp://")):
+                raise _refuse(f"events.{key}", address, "ipc:// and an absolute path, tcp:// and an address")
+        if self.replay_endpoint and (not self.endpoint or self.endpoint == self.replay_endpoint):
+            raise _refuse("events.replay_endpoint", self.replay_endpoint, "one beside events.endpoint")
+        if self.format not in EVENT_FORMATS:
+            raise _refuse("events.format", self.format, ", ".join(EVENT_FORMATS))
+        if self.hash not in EVENT_HASHES:
+            raise _refuse("events.hash", self.hash, ", ".join(EVENT_HASHES))
+        _whole("events.rank", self.rank, 0, 2**31 - 1)
+        _whole("events.buffer_batches", self.buffer_batches, 1, 2**20)
+        _whole("events.hwm", self.hwm, 1, 2**20)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
-    """One daemon: its server settings, its limits and its pools."""
+    """One daemon: its server settings, its limits, its pools, and what it tells routers."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: Limits = field(default_factory=Limits)
     pools: tuple[PoolConfig, ...] = field(default_factory=lambda: (PoolConfig(),))
+    events: EventsConfig = field(default_factory=EventsConfig)
 
     def __post_init__(self) -> None:
         names = [pool.name for pool in self.pools]
@@ -290,3 +325,10 @@ class Config:
             raise _refuse("pool", [], "at least one pool")
         if len(set(names)) != len(names):
             raise _refuse("pool.name", names, "names that differ")
+        if self.events.endpoint and (self.events.pool or len(names) > 1) and self.events.pool not in names:
+            raise _refuse("events.pool", self.events.pool, f"the name of a pool: {', '.join(names)}")
+
+    @property
+    def told_pool(self) -> PoolConfig:
+        """The one whose events are published."""
+        return next((pool for pool in self.pools if pool.name == self.events.pool), self.pools[0])

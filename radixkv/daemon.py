@@ -147,6 +147,7 @@ class Daemon:
         self._copier_fd = -1 if parts.copier is None else parts.copier.fileno()
         if parts.copier is not None:
             self._epoll.register(self._copier_fd, select.EPOLLIN)
+        self._events = parts.events
         self._recent: deque[tuple[float, Command | _Outline]] = deque(maxlen=_RECENT_COMMANDS)
         self._recounts = paranoid or sum(pool.pages for pool in config.pools) <= CHECK_PAGES_MAX
         self._now = self._started = self._ticked = time.monotonic()
@@ -186,6 +187,8 @@ class Daemon:
     def _loop(self) -> None:
         requests = self._router.socket
         sources: list[tuple[Any, int]] = [(requests, _READABLE), (self._epoll.fileno(), _READABLE)]
+        if self._events is not None and self._events.replay is not None:
+            sources.append((self._events.replay, _READABLE))
         while not self._stop:
             asked = False
             for source, _ in zmq_poll(sources, self._sleep_ms()):
@@ -204,12 +207,16 @@ class Daemon:
                 if events:
                     self._stir()
                 self._serve_time()
+                if self._events is not None:
+                    self._events.work(self._now)
             if self._drain_ends is not _NEVER and (self._now >= self._drain_ends or self._is_drained()):
                 return
 
     def _sleep_ms(self) -> int:
         """Until something is due, if nothing happens before; -1: nothing ever will be."""
         wait_s = self._due - self._now
+        if self._events is not None:
+            wait_s = min(wait_s, self._events.wait_s(self._now))
         if wait_s <= 0:
             return 0
         return -1 if wait_s == _NEVER else int(wait_s * 1000) + 1
@@ -305,6 +312,8 @@ class Daemon:
         outcome = self._engine.step(command, self._now)
         if outcome.writes:
             apply_all(self._tables, outcome.writes)
+            if self._events is not None:
+                self._events.take(outcome.writes)
         if self._paranoid:
             invariants.check(self._engine)
         return outcome

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from radixkv.config import Config
 from radixkv.device import arena, manifest
+from radixkv.device.descriptors import CACHED
 from radixkv.device.pool_memory import PoolMemory, geometry_of
 from radixkv.device.writer import apply_all
 from radixkv.engine.engine import Engine
@@ -37,6 +38,7 @@ from radixkv.ipc.signals import signal_socket
 
 if TYPE_CHECKING:
     from radixkv.device.copier import ProcessCopier
+    from radixkv.ipc.events import Events
 
 DOORS, MANIFEST = "doors", "manifest"
 LOCK_PATIENCE_S = 5.0
@@ -52,6 +54,7 @@ class Parts(NamedTuple):
     """What a daemon is put together from.
 
     ``stored``: what the store still holds of members. ``copier``: None if no pool has a host tier.
+    ``events``: None if nobody is told.
     """
 
     endpoint: Endpoint
@@ -65,6 +68,7 @@ class Parts(NamedTuple):
     epoll: select.epoll
     signals: socket.socket
     copier: ProcessCopier | None = None
+    events: Events | None = None
 
     def leave(self) -> None:
         """The next daemon goes on at the same endpoint: its files stay, as the store's sockets do."""
@@ -89,11 +93,12 @@ def start(stack: ExitStack, config: Config, cold: bool, log: Any) -> Parts:
     claim, router_door, attach_door = starter.open_doors(endpoint)
     pools, engine = starter.open_memory(cold)
     copier = starter.start_copier(pools)
+    events = starter.open_events(pools)
     router = Router(endpoint, config.limits, router_door)
     stack.callback(router.close)
     epoll = stack.enter_context(select.epoll())
     listener = Listener(attach_door)
-    return Parts(endpoint, claim, store, stored, pools, engine, router, listener, epoll, signals, copier)
+    return Parts(endpoint, claim, store, stored, pools, engine, router, listener, epoll, signals, copier, events)
 
 
 _Doors = tuple[Claim | None, socket.socket, socket.socket]
@@ -277,6 +282,20 @@ class _Starter:
         copier = ProcessCopier(tiers, self._locks)
         self._stack.callback(copier.close)
         return copier
+
+    def open_events(self, pools: Mapping[str, PoolMemory]) -> Events | None:
+        """Errors: ConfigError, EndpointInUse."""
+        config = self._config
+        if not config.events.endpoint:
+            return None
+        from radixkv.ipc.events import Events
+
+        pool = config.told_pool
+        with closing(pools[pool.name].read()) as table:
+            image = table.image()
+            events = Events(config.events, pool, (image, image.states == CACHED))
+        self._stack.callback(events.close)
+        return events
 
     def _drop_half_joined(self) -> None:
         """Ranks that do not know that they had joined: the session goes on without them, and they will ask again."""

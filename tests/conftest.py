@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.config import Config, EventsConfig, KVSpec, Limits, PoolConfig, ServerConfig
 
 START_S = 30.0
 TINY = {"layers": 2, "kv_heads": 1, "head_dim": 8, "dtype": "float32", "page_size": 4, "pages": 16}
@@ -27,11 +27,12 @@ TINY = {"layers": 2, "kv_heads": 1, "head_dim": 8, "dtype": "float32", "page_siz
 
 _SERVE = """
 import json, sys
-from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.config import Config, EventsConfig, KVSpec, Limits, PoolConfig, ServerConfig
 from radixkv.daemon import serve
 given = json.loads(sys.argv[1])
 pools = tuple(PoolConfig(**{**pool, "spec": KVSpec(**pool["spec"])}) for pool in given["pools"])
-config = Config(ServerConfig(**given["server"]), Limits(**given["limits"]), pools)
+events = EventsConfig(**given["events"])
+config = Config(ServerConfig(**given["server"]), Limits(**given["limits"]), pools, events)
 sys.exit(serve(config, paranoid=given["paranoid"]))
 """
 _KEEP = """
@@ -195,8 +196,8 @@ def pool_config(**fields: Any) -> PoolConfig:
 def daemon_factory() -> Iterator[DaemonFactory]:
     """Starts daemons: ``daemon_factory(pools=[{"name": "default", "pages": 8}], lease_s=1.0)``.
 
-    ``pools``: flat dicts over TINY. ``limits``: a dict. ``endpoint``: that of an earlier one, to take its place. Other
-    keywords are ``[server]`` settings. Invariants are checked after every step unless ``paranoid=False``.
+    ``pools``: flat dicts over TINY. ``limits``, ``events``: dicts. ``endpoint``: that of an earlier one, to take its
+    place. Other keywords are ``[server]`` settings. Invariants are checked after every step unless ``paranoid=False``.
     ``supervised=True``: with a keeper, see ``Supervised``.
     """
     started: list[Daemon] = []
@@ -207,13 +208,17 @@ def daemon_factory() -> Iterator[DaemonFactory]:
         limits: dict[str, int] | None = None,
         paranoid: bool = True,
         supervised: bool = False,
+        events: dict[str, Any] | None = None,
         **server: Any,
     ) -> Daemon:
         directory = Path(tempfile.mkdtemp(prefix="radixkv-"))
         directories.append(directory)
         server.setdefault("endpoint", f"ipc://{directory}/radixkv.sock")
         config = Config(
-            ServerConfig(**server), Limits(**limits or {}), tuple(pool_config(**pool) for pool in pools or [{}])
+            ServerConfig(**server),
+            Limits(**limits or {}),
+            tuple(pool_config(**pool) for pool in pools or [{}]),
+            EventsConfig(**events or {}),
         )
         daemon = (Supervised if supervised else Daemon)(config, directory, paranoid)
         started.append(daemon)

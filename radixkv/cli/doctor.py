@@ -9,7 +9,7 @@ import radixkv
 from radixkv.cli import ask
 from radixkv.cli.checks import kernel, limits, memory, packages, sockets
 from radixkv.cli.checks.check import Check, fail, ok
-from radixkv.cli.flags import EndpointFlag, JsonFlag, LimitFlags, PoolFlags, ServerFlags
+from radixkv.cli.flags import EndpointFlag, JsonFlag, PoolFlags
 from radixkv.cli.serve import configuration
 from radixkv.config import Config, PoolConfig
 from radixkv.device.arena import available_bytes
@@ -38,7 +38,7 @@ def doctor(*, pools: PoolFlags = PoolFlags(), endpoint: EndpointFlag = None, as_
 def examine(pools: PoolFlags, endpoint: str | None) -> list[Check]:
     """All checks, in the order in which they are printed."""
     try:
-        config = configuration(pools, ServerFlags(endpoint=endpoint), LimitFlags())
+        config = configuration(pools, {} if endpoint is None else {"server.endpoint": endpoint})
         where = endpoints.resolve(config.server.endpoint)
     except ConfigError as error:
         wrong = fail("configuration", error.message, "mend this key; docs/configuration.md has every key")

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from radixkv.cli.keys import LIMITS, SERVER, SPEC, Key, default_of
+from radixkv.cli.keys import EVENTS, LIMITS, SERVER, SPEC, Key, default_of
 
 
 def _flag(key: str, table: Mapping[str, Key], *, default: bool = True) -> Parameter:
@@ -66,6 +66,20 @@ class LimitFlags:
     sessions: Annotated[str | None, _flag("limits.sessions", LIMITS)] = None
     queued: Annotated[str | None, _flag("limits.queued", LIMITS)] = None
     sequences_per_session: Annotated[str | None, _flag("limits.sequences_per_session", LIMITS)] = None
+
+
+@Parameter(name="events")
+@dataclass(frozen=True, slots=True)
+class EventFlags:
+    endpoint: Annotated[str | None, _flag("events.endpoint", EVENTS)] = None
+    replay_endpoint: Annotated[str | None, _flag("events.replay_endpoint", EVENTS)] = None
+    pool: Annotated[str | None, _flag("events.pool", EVENTS)] = None
+    topic: Annotated[str | None, _flag("events.topic", EVENTS)] = None
+    format: Annotated[str | None, _flag("events.format", EVENTS)] = None
+    hash: Annotated[str | None, _flag("events.hash", EVENTS)] = None
+    rank: Annotated[str | None, _flag("events.rank", EVENTS)] = None
+    buffer_batches: Annotated[str | None, _flag("events.buffer_batches", EVENTS)] = None
+    hwm: Annotated[str | None, _flag("events.hwm", EVENTS)] = None
 
 
 @Parameter(name="*")

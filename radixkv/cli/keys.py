@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 
-from radixkv.config import KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.config import EventsConfig, KVSpec, Limits, PoolConfig, ServerConfig
 from radixkv.errors import ConfigError
 
 
@@ -40,6 +40,18 @@ LIMITS = {
     "sessions": Key("COUNT", "most sessions at a time"),
     "queued": Key("COUNT", "most reserves that wait for pages at a time"),
     "sequences_per_session": Key("COUNT", "most sequences that one session may hold"),
+}
+
+EVENTS = {
+    "endpoint": Key("ADDRESS", "where routers hear of cached blocks, ipc://PATH or tcp://ADDRESS; empty: nowhere"),
+    "replay_endpoint": Key("ADDRESS", "where they ask for what they have missed; empty: nowhere"),
+    "pool": Key("NAME", "whose blocks; may be empty if there is one pool"),
+    "topic": Key("TEXT", "first frame of each message"),
+    "format": Key("NAME", "events as array (as vLLM's up to 0.23) or map (0.24 on)"),
+    "hash": Key("NAME", "blocks are named by int64, the low 64 bits of their chain hash, or bytes, all of it"),
+    "rank": Key("NUMBER", "data-parallel rank in each batch"),
+    "buffer_batches": Key("COUNT", "most batches kept for replays (and 64 MiB)"),
+    "hwm": Key("COUNT", "most batches that wait for a subscriber; it loses further ones"),
 }
 
 SPEC = {
@@ -75,7 +87,7 @@ POOL = {
     "namespace_cap_pages": Key("PAGES", "most pages of a namespace, cached ones too; 0: no cap"),
 }
 
-TABLES = {"server": SERVER, "limits": LIMITS}
+TABLES = {"server": SERVER, "limits": LIMITS, "events": EVENTS}
 
 BYTE_KEYS = frozenset(name for table in (SERVER, LIMITS, POOL) for name, key in table.items() if key.unit == "BYTES")
 
@@ -88,6 +100,7 @@ def field_types(kind: type) -> dict[str, str]:
 TYPES = {
     **{f"server.{name}": kind for name, kind in field_types(ServerConfig).items()},
     **{f"limits.{name}": kind for name, kind in field_types(Limits).items()},
+    **{f"events.{name}": kind for name, kind in field_types(EventsConfig).items()},
     **{f"pool.{name}": kind for kind_of in (KVSpec, PoolConfig) for name, kind in field_types(kind_of).items()},
     "pool.device_bytes": "int",
     "pool.host_bytes": "int",
@@ -97,8 +110,11 @@ TYPES = {
 def default_of(key: str) -> object:
     """The default of ``server.lease_s``, ``limits.tokens`` or ``pool.layers``; None where there is none of its own."""
     table, _, name = key.partition(".")
-    owners = {"server": (ServerConfig(),), "limits": (Limits(),), "pool": (PoolConfig(), KVSpec())}[table]
-    return next((getattr(owner, name) for owner in owners if hasattr(owner, name)), None)
+    owners: dict[str, tuple[object, ...]] = {
+        "server": (ServerConfig(),), "limits": (Limits(),), "events": (EventsConfig(),),
+        "pool": (PoolConfig(), KVSpec()),
+    }  # fmt: skip
+    return next((getattr(owner, name) for owner in owners[table] if hasattr(owner, name)), None)
 
 
 def unknown(key: str, known: Iterable[str], where: str) -> ConfigError:

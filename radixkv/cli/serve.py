@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from radixkv.cli import settings
-from radixkv.cli.flags import LimitFlags, PoolFlags, ServerFlags, given, switch
+from radixkv.cli.flags import EventFlags, LimitFlags, PoolFlags, ServerFlags, given, switch
 from radixkv.config import Config
 
 
@@ -24,17 +25,22 @@ class StartFlags:
     ] = False
 
 
-def configuration(pools: PoolFlags, server: ServerFlags, limits: LimitFlags) -> Config:
-    """The configuration that the flags, the environment and the files say. Errors: ConfigError."""
-    flags = {f"server.{name}": text for name, text in given(server).items()}
-    flags |= {f"limits.{name}": text for name, text in given(limits).items()}
-    return settings.load(flags, pools.pool, os.environ, config=pools.config)
+def configuration(pools: PoolFlags, keys: Mapping[str, str]) -> Config:
+    """The configuration that the flags, the environment and the files say. ``keys``: text by ``server.lease_s``.
+
+    Errors: ConfigError.
+    """
+    return settings.load(keys, pools.pool, os.environ, config=pools.config)
 
 
-def command(pools: PoolFlags, server: ServerFlags, limits: LimitFlags, start: StartFlags) -> list[str]:
+def written(**tables: object) -> dict[str, str]:
+    """The keys that were written as flags, by ``server.lease_s``."""
+    return {f"{table}.{name}": text for table, flags in tables.items() for name, text in given(flags).items()}
+
+
+def command(keys: Mapping[str, str], pools: PoolFlags, start: StartFlags) -> list[str]:
     """The command line of a daemon with these flags, for its keeper. Its first start is cold anyway."""
-    flags = [f"{settings.flag_name(f'server.{name}')}={text}" for name, text in given(server).items()]
-    flags += [f"{settings.flag_name(f'limits.{name}')}={text}" for name, text in given(limits).items()]
+    flags = [f"{settings.flag_name(key)}={text}" for key, text in keys.items()]
     flags += [f"--pool={text}" for text in pools.pool]
     flags += [f"--config={pools.config.absolute()}"] if pools.config else []
     flags += ["--paranoid"] if start.paranoid else []
@@ -46,6 +52,7 @@ def serve(
     pools: PoolFlags = PoolFlags(),
     server: ServerFlags = ServerFlags(),
     limits: LimitFlags = LimitFlags(),
+    events: EventFlags = EventFlags(),
     start: StartFlags = StartFlags(),
 ) -> int:
     """Own the pages of this machine and answer workers until SIGTERM.
@@ -56,12 +63,13 @@ def serve(
     Ends with 0 when drained, 2 for a wrong configuration, 3 when the endpoint is in use, 4 when the memory cannot be
     had, 70 for a broken invariant. With --supervised it is started again instead, unless that cannot help (2, 3, 4).
     """
-    config = configuration(pools, server, limits)
+    keys = written(server=server, limits=limits, events=events)
+    config = configuration(pools, keys)
     if start.supervised:
         from radixkv.ipc.endpoint import resolve
         from radixkv.keeper import keep
 
-        return keep(resolve(config.server.endpoint), command(pools, server, limits, start))
+        return keep(resolve(config.server.endpoint), command(keys, pools, start))
     from radixkv.daemon import serve as run
 
     return run(config, paranoid=start.paranoid, cold=start.cold)

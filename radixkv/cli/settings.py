@@ -18,7 +18,7 @@ from typing import Any
 from radixkv.cli import pools
 from radixkv.cli.keys import TABLES, unknown
 from radixkv.cli.values import read, refuse
-from radixkv.config import Config, Limits, PoolConfig, ServerConfig
+from radixkv.config import Config, EventsConfig, Limits, PoolConfig, ServerConfig
 from radixkv.errors import ConfigError
 from radixkv.ipc import endpoint
 
@@ -131,6 +131,7 @@ def merge(sources: Sequence[Source]) -> Config:
             server=ServerConfig(**_of("server", values)),
             limits=Limits(**_of("limits", values)),
             pools=next((source.pools for source in sources if source.pools), (PoolConfig(),)),
+            events=EventsConfig(**_of("events", values)),
         )
     except ConfigError as error:
         raise _with_origin(error, names) from None

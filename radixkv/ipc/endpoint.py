@@ -149,7 +149,7 @@ class Claim:
         self.fd = _lock(endpoint)
         try:
             for path in self._sockets():
-                _remove_stale(path)
+                remove_stale(path)
         except BaseException:
             self._let_go()
             raise
@@ -244,7 +244,8 @@ def _is_at(fd: int, path: Path) -> bool:
     return os.path.samestat(os.fstat(fd), named)
 
 
-def _remove_stale(path: Path) -> None:
+def remove_stale(path: Path) -> None:
+    """Make room for a socket. Errors: EndpointInUse (somebody listens), ConfigError (it is no socket)."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

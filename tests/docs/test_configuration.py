@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from radixkv.cli import settings
-from radixkv.cli.keys import LIMITS, POOL, SERVER, default_of
+from radixkv.cli.keys import EVENTS, LIMITS, POOL, SERVER, default_of
 from radixkv.config import Config
 from radixkv.errors import ConfigError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
-TABLES = {"server": SERVER, "limits": LIMITS, "pool": POOL}
+TABLES = {"server": SERVER, "limits": LIMITS, "events": EVENTS, "pool": POOL}
 NUMBERS = re.compile(r"^([0-9.,]+) to ([0-9.,]+)")
 
 
@@ -23,7 +23,7 @@ def rows(heading: str) -> dict[str, tuple[str, str, str]]:
     return {cell[0].strip("`"): (cell[1].strip("`"), cell[2], cell[3]) for cell in cells}
 
 
-WRITTEN = {"server": rows("[server]"), "limits": rows("[limits]"), "pool": rows("[[pool]]")}
+WRITTEN = {"server": rows("[server]"), "limits": rows("[limits]"), "events": rows("[events]"), "pool": rows("[[pool]]")}
 KEYS = [f"{table}.{key}" for table, keys in TABLES.items() for key in keys]
 BOUNDED = [
     (f"{table}.{key}", written[1])

@@ -158,9 +158,9 @@ def test_only_local_absolute_endpoints_are_served(machine: Machine, endpoint: st
     ("content", "parts"),
     [
         ("[server]\nleese_s = 1\n", ["'server.leese_s'", "did you mean server.lease_s", "server.keep_replies"]),
-        ("[limit]\ntokens = 1\n", ["'limit'", "did you mean limits", "server, limits, pool"]),
+        ("[limit]\ntokens = 1\n", ["'limit'", "did you mean limits", "server, limits, events, pool"]),
         ("[[pool]]\npage = 1\n", ["'page'", "did you mean pages", "decode_reserve_pages"]),
-        ("lease_s = 1\n", ["'lease_s'", "server, limits, pool"]),
+        ("lease_s = 1\n", ["'lease_s'", "server, limits, events, pool"]),
         ("server = 1\n", ["server = 1", "[server]"]),
         ("[pool]\npages = 1\n", ["pool = ", "[[pool]]"]),
         ("[[pool]]\npages = true\n", ["pool.pages = True", "whole number"]),

@@ -1,0 +1,122 @@
+"""All that is told, in its order, is all that can be found: engines under fuzz, beside a naive router."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from fuzz.pairs.recovery import Odds, RecoveryPair
+from fuzz.targets.engine import EngineTarget, random_config
+from fuzz.targets.tiers import TiersTarget
+from radixkv import commands
+from radixkv.allocator.page_states import CACHED
+from radixkv.config import PoolConfig
+from radixkv.ipc import event_ledger
+from radixkv.ipc.event_ledger import Cleared, Ledger, Removed, Stored
+from tests.unit.ipc.routing import Router, blocks_of
+
+
+class Told:
+    """A ledger and a router for each pool of an engine, compared with the engine after every command."""
+
+    def __init__(self, pools: tuple[PoolConfig, ...]) -> None:
+        self.ledgers = {pool.name: Ledger(pool) for pool in pools}
+        self.routers = {pool.name: Router() for pool in pools}
+        self.seen: Counter[str] = Counter()
+
+    def hear(self, outcome: commands.Outcome) -> None:
+        for write in outcome.writes:
+            if not isinstance(write, commands.SessionRecord):
+                events = self.ledgers[write.pool].fold(write)
+                self.routers[write.pool].hear(events)
+                kinds = [f"{type(event).__name__} {getattr(event, 'tier', '')}" for event in events]
+                self.seen.update(f"{kind} by {type(write).__name__}" for kind in kinds)
+
+    def compare(self, engine: object) -> None:
+        for name, router in self.routers.items():
+            assert router.blocks == blocks_of(engine.pools[name])  # type: ignore[attr-defined]
+
+    def compare_everything(self) -> None:
+        """A new router that hears of everything at once knows the same."""
+        for name, router in self.routers.items():
+            late = Router()
+            late.hear(self.ledgers[name].everything())
+            assert late.blocks == router.blocks
+
+
+def drive(seed: int, steps: int) -> Counter[str]:
+    """A random day of an engine with a host tier. Returns which events came of which writes."""
+    target = TiersTarget(random.Random(seed))
+    told, do = Told(target.pair.config.pools), target.pair.do
+
+    def heard(command: commands.Command) -> commands.Outcome:
+        outcome = do(command)
+        told.hear(outcome)
+        told.compare(target.pair.real)
+        return outcome
+
+    target.pair.do = heard  # type: ignore[method-assign]
+    for step in range(steps):
+        target.step()
+        if step % 25 == 0:
+            told.compare_everything()
+    told.compare_everything()
+    return told.seen
+
+
+def test_two_tiers() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        print(f"seed {seed}")
+        seen += drive(seed, 250)
+    assert set(seen) >= {
+        "Stored GPU by Publish", "Stored GPU by Copied", "Stored CPU by Copied", "Removed GPU by Assign",
+        "Removed GPU by Retire", "Removed CPU by Retire", "Removed GPU by NamespaceRecord",
+        "Removed CPU by NamespaceRecord",
+    }, seen  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_restarts(seed: int) -> None:
+    """After each the ledger begins with what the table says."""
+    rng = random.Random(seed)
+    target = EngineTarget(rng, pair := RecoveryPair(random_config(rng), rng, Odds(command=0.0)))
+    told, do = Told(pair.config.pools), pair.do
+
+    def heard(command: commands.Command) -> commands.Outcome:
+        outcome = do(command)
+        told.hear(outcome)
+        told.compare(pair.real)
+        return outcome
+
+    pair.do = heard  # type: ignore[method-assign]
+    for _ in range(6):
+        for _ in range(60):
+            target.step()
+        pair.restart()
+        told = Told(pair.config.pools)
+        images = pair.tables.found(pair.tables.raw(), set()).images
+        for name, ledger in told.ledgers.items():
+            ledger.restore(images[name], images[name].states == CACHED)
+            told.routers[name].hear(ledger.everything())
+        told.compare(pair.real)
+
+
+def test_large_events_are_told_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_ledger, "EVENT_TOKENS", 8)
+    monkeypatch.setattr(event_ledger, "EVENT_HASHES", 2)
+    pool = PoolConfig(pages=8)
+    size = pool.spec.page_size * 4
+    ledger = Ledger(pool)
+    pages = b"".join(n.to_bytes(4, "little") for n in range(3))
+    hashes = b"".join(bytes([n]) * 16 for n in (1, 2, 3))
+    events = ledger.fold(commands.Publish(pool.name, pages, False, b"s" * 16, hashes, bytes(3 * size)))
+    assert [(event.parent, event.hashes) for event in events if isinstance(event, Stored)] == [
+        (b"", b"\x01" * 16), (b"\x01" * 16, b"\x02" * 16), (b"\x02" * 16, b"\x03" * 16)
+    ]  # fmt: skip
+    assert [type(event) for event in ledger.everything()] == [Cleared, Stored, Stored, Stored]
+    gone = ledger.fold(commands.Retire(pool.name, pages))
+    assert gone == [Removed("GPU", hashes[:32]), Removed("GPU", hashes[32:])]
+    assert ledger.fold(commands.Retire(pool.name, pages)) == []
