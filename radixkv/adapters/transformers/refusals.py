@@ -42,7 +42,8 @@ def refuse_settings(given: Mapping[str, Any]) -> None:
 def refuse_keywords(given: Mapping[str, Any]) -> None:
     """Raises ValueError for an argument that our loop would not see, or not heed."""
     for name in KEYWORDS:
-        if given.get(name) not in (None, False):
+        value = given.get(name)
+        if value is not None and value is not False:
             raise ValueError(f"{name} is not supported with radixkv pages; allowed: leave it out")
 
 

@@ -11,8 +11,8 @@ import xxhash
 
 from radixkv.client.namespace import Namespace
 
-VOLATILE = frozenset({"_name_or_path", "transformers_version", "architectures", "use_cache"})
-"""Parts of a configuration that have no part in what is computed."""
+VOLATILE = frozenset({"_name_or_path", "transformers_version", "architectures", "dtype", "use_cache"})
+"""Parts of a configuration that change as a model is saved and loaded. Class and dtypes are digested as they are."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 _known: WeakKeyDictionary[torch.nn.Module, tuple[Stamp, str]] = WeakKeyDictionary()
@@ -35,7 +35,7 @@ def namespace_of(model: Any, salt: str | bytes | None = None) -> Namespace:
 def _digest(model: Any) -> str:
     digest = xxhash.xxh3_128()
     settings = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
-    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    digest.update(json.dumps([type(model).__name__, settings], sort_keys=True, default=str).encode())
     for name, tensor in _tensors(model):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
