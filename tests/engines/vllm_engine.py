@@ -22,6 +22,7 @@ def make(settings: dict[str, Any]) -> Any:
         max_model_len=2048,
         max_num_seqs=64,
         enable_prefix_caching=settings.get("prefix_caching", True),
+        distributed_executor_backend="uni",
         kv_transfer_config=settings.get("kv_transfer_config"),
         kv_cache_memory_bytes=1 << 30,
         seed=0,

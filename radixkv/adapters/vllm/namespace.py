@@ -16,8 +16,9 @@ from typing import Any
 from radixkv.client.namespace import Namespace
 
 SALT_MAX = 256
-"""Characters of a cache salt that go into the namespace as they are; a longer one is hashed."""
+"""Bytes of a cache salt that go into the namespace as they are; a longer one is hashed."""
 MODEL_MAX = 200
+"""Characters of the model's name that are shown; the whole name is in the digest of the engine."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "config.json", "adapter_config.json")
 
 
@@ -29,18 +30,18 @@ def digest(domain: str, value: Any) -> str:
 
 def files_of(path: str) -> list[tuple[str, int, int]]:
     """Name, bytes and time of change (ns) of the weights in a local directory; empty for the name of a hub."""
-    directory = Path(path)
-    if not directory.is_dir():
+    try:
+        files = {file for pattern in WEIGHTS for file in Path(path).glob(pattern)}
+        return sorted((file.name, status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),))
+    except OSError:  # no possible path, or a file that is being replaced
         return []
-    files = {file for pattern in WEIGHTS for file in directory.glob(pattern)}
-    return sorted((file.name, status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),))
 
 
 class Namespaces:
     """Namespaces of one engine's requests. ``settings``: everything of the engine that keys and values depend on."""
 
     def __init__(self, model: str, settings: Mapping[str, Any]) -> None:
-        self._model = model[-MODEL_MAX:]
+        self._model = model[-MODEL_MAX:].encode("ascii", "replace").decode()
         self._engine = digest("engine", {"model": model, "files": files_of(model), **settings})
 
     def of(self, request: Any) -> Namespace:
@@ -59,8 +60,8 @@ class Namespaces:
 
 
 def _salt(salt: str | None) -> str | bytes | None:
-    """A long salt becomes bytes, which no short one is."""
-    if salt is None or len(salt) <= SALT_MAX:
+    """A long salt, or one that has no UTF-8 form, becomes bytes, which no other one is."""
+    if salt is None or (len(salt.encode(errors="surrogatepass")) <= SALT_MAX and salt.isprintable()):
         return salt
     return bytes.fromhex(digest("salt", salt))
 

@@ -13,14 +13,14 @@ tokens. Therefore a page is as long as a block, and the backend is part of the n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from radixkv.adapters.vllm.blocks import TOKEN_BYTES, Load, Save
 from radixkv.adapters.vllm.door import Door, check
-from radixkv.client.sync import Pool
+from radixkv.client.sync import Pool, Sequence
 from radixkv.config import KVSpec
 from radixkv.errors import SessionLost
 
@@ -74,9 +74,8 @@ class WorkerHalf:
         pages = len(load.tokens) // TOKEN_BYTES // self._spec.page_size
         first = pages - len(load.block_ids)
         with pool.reserve(load.tokens, namespace=load.namespace, last_page="keep") as seq:
-            there = max(0, seq.committed_tokens // self._spec.page_size - first)
-            blocks = torch.tensor(load.block_ids[:there])
-            rows = torch.tensor(seq.page_table[first : first + there].tolist())
+            there = max(0, shared_pages(seq) - first)
+            blocks, rows = indices(load.block_ids[:there]), indices(seq.page_table[first : first + there])
             for layer, cached in enumerate(self._pages(seq.memory)):
                 target = self._blocks[layer]
                 target[blocks] = cached[rows].view(there, *target.shape[1:]).to(target.device)
@@ -86,11 +85,10 @@ class WorkerHalf:
     def _save(self, pool: Pool, save: Save) -> bool:
         size = self._spec.page_size
         with pool.reserve(save.tokens, namespace=save.namespace, last_page="keep") as seq:
-            first = seq.committed_tokens // size
+            first = shared_pages(seq)
             if first == len(save.block_ids):
                 return True
-            blocks = torch.tensor(save.block_ids[first:])
-            rows = torch.tensor(seq.page_table[first : len(save.block_ids)].tolist())
+            blocks, rows = indices(save.block_ids[first:]), indices(seq.page_table[first:])
             for layer, cached in enumerate(self._pages(seq.memory)):
                 source = self._blocks[layer]
                 cached[rows] = source[blocks].reshape(len(rows), -1).to(cached.device)
@@ -99,10 +97,20 @@ class WorkerHalf:
             seq.free(commit=len(save.block_ids) * size)
         return True
 
-    def _pages(self, memory: Any) -> Sequence[torch.Tensor]:
+    def _pages(self, memory: Any) -> list[torch.Tensor]:
         """The arena a sequence was reserved in, as [pages, elements of a layer] for each layer."""
         check(memory.spec, self._spec)
         return [page_rows(memory.keys(layer), memory.values(layer)) for layer in range(self._spec.layers)]
+
+
+def shared_pages(seq: Sequence) -> int:
+    """Pages at the beginning that are complete. ``committed_tokens`` would be one token short of a full hit."""
+    return seq.writable_from_tokens // seq.memory.spec.page_size
+
+
+def indices(numbers: Iterable[int]) -> torch.Tensor:
+    """Also of nothing, which torch would take for floats."""
+    return torch.tensor([int(number) for number in numbers], dtype=torch.long)
 
 
 def page_rows(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
