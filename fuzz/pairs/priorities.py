@@ -39,8 +39,9 @@ class PrioritiesPair(TreePair):
         self.now += ms
         self.naive.now = self.now
         self.priorities.expire(self.now, budget)
-        while (end := self.priorities.next_end_ms()) is not None and end <= self.now:
-            self.priorities.expire(self.now, budget)
+        for _ in range(len(self.priorities)):
+            if (end := self.priorities.next_end_ms()) is not None and end <= self.now:
+                self.priorities.expire(self.now, budget)
 
     def mark(self, node: Node) -> tuple[int, ...]:
         """Held runs are told that their time is over when nobody holds them."""

@@ -123,6 +123,15 @@ def test_nobody_waits_for_himself_nor_in_another_namespace_nor_behind_other_toke
     assert two.reserve([1, 1, 1, 2, 5], join_s=9.0).cached == 0
 
 
+def test_behind_his_own_one_may_wait_for_who_computes_the_same():
+    pair, one, two = watched(2)
+    one.reserve([*A, *B])
+    first = two.reserve([*A, *B])
+    waits = join(one, [*A, *B, 7])
+    two.commit(first, 8)
+    assert answer(pair, waits).cached_tokens == 8
+
+
 def test_what_is_cached_is_not_waited_for():
     pair, one, two = watched(2)
     first = one.compute([*A, *B])
