@@ -21,7 +21,8 @@ def _refuses(reply: object) -> bool:
 def _plain(reply: Any) -> Any:
     """A reply without what the protocol leaves open: the words of an error, and numbers that only explain it."""
     if isinstance(reply, commands.Failure):
-        numbers = reply.details if reply.code == "out_of_pages" else {}
+        numbers = {name: value for name, value in reply.details.items() if not isinstance(value, str)}
+        numbers = numbers if reply.code == "out_of_pages" else {}
         return reply.code, {"waited_s": 0.0, **numbers}
     if isinstance(reply, commands.Stepped):
         names = ("copied", "free", "truncate", "commit", "extend", "share")

@@ -147,6 +147,7 @@ def _share(state: State, session: Worker, item: Share) -> Shared:
     planned = state.insist(session, plan.plan_share, pool, session, seq, item)
     children, reply = commit.do_share(pool, seq, item, planned)
     for child in children:
+        child.since_s = state.sessions.running_s
         session.sequences[child.id] = child
         state.charge(session, pool, child.charged)
     pool.counters["forks"] += len(children)

@@ -12,6 +12,8 @@ When that is over they are reserves like all others, and only then may have to w
 
 from __future__ import annotations
 
+import heapq
+
 from msgspec.structs import replace
 
 from radixkv.commands import Granted, LookedUp, Prefetch, Reply, Request, Reserve, Retain, failure
@@ -24,6 +26,9 @@ from radixkv.engine.state import State
 from radixkv.engine.tiering import First
 from radixkv.engine.waiting import Waiting, WaitingLine
 from radixkv.errors import Draining, LimitExceeded, OutOfPages, RadixKVError, Timeout
+
+HOLDERS = 8
+"""Told to one who has waited for pages in vain."""
 
 
 def reserve(state: State, session: Worker, request: Request, body: Reserve, now: float) -> Reply | None:
@@ -97,6 +102,7 @@ def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned
     seq, reply = commit.do_reserve(pool, session.id, namespace, body, planned)
     if retain:
         seq.retain = retain
+    seq.since_s = state.sessions.running_s
     session.sequences[body.seq] = seq
     state.charge(session, pool, planned.new)
     if pool.flights is not None:
@@ -198,7 +204,20 @@ def _in_vain(state: State, pool: Pool, waiting: Waiting, now: float) -> OutOfPag
         need, available = error.need, error.available
     else:  # it would fit, but others are before it
         need, available = planned.new, 0
-    return OutOfPages("waited in vain", need=need, available=available, waited_s=now - waiting.since)
+    holders = _holders(state, pool)
+    return OutOfPages("waited in vain", need=need, available=available, waited_s=now - waiting.since, holders=holders)
+
+
+def _holders(state: State, pool: Pool) -> str:
+    """The sessions that have most pages of their own, and how old the oldest of their sequences is."""
+    having = [(session.charged.get(pool.name, 0), session) for session in state.sessions.all()]
+    said = []
+    for pages, session in heapq.nlargest(HOLDERS, having, key=lambda entry: entry[0]):
+        oldest = next((seq for seq in session.sequences.values() if seq.pool == pool.name), None)
+        if pages and oldest is not None:
+            age = state.sessions.running_s - oldest.since_s
+            said.append(f"session {session.id} ({session.name}): {pages} pages, the oldest sequence for {age:.0f} s")
+    return "; ".join(said)
 
 
 # -- what others are computing ------------------------------------------------------------------------------------

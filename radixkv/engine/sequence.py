@@ -27,6 +27,7 @@ class Sequence(Struct, eq=False):
             held by the path (depth > published), by a second pin (source_node) or by a counted hold.
         chain: chain hash of the last published page, if known.
         retain: the priorities of the pages that it lets go of.
+        since_s: running time when it was made, as of the last tick.
     """
 
     pool: str
@@ -46,6 +47,7 @@ class Sequence(Struct, eq=False):
     source_node: Node | None = None
     chain: bytes | None = None
     retain: tuple[Retain, ...] = ()
+    since_s: float = 0.0
 
     @property
     def length(self) -> int:

@@ -180,6 +180,18 @@ def test_rk_039_everything_in_use_is_said_in_numbers():
     assert never.details["never_fits"] is True
 
 
+def test_rk_039_who_waits_in_vain_is_told_who_holds_the_pages_and_for_how_long():
+    pair, *holders = workers(8, 5)
+    for worker in holders[:4]:
+        worker.reserve(range(8))
+    pair.tick(7.0)
+    assert holders[4].try_reserve([1], wait_s=2.0) is None
+    (late,) = pair.tick(2.0).granted
+    refused_for_pages(late.reply, need=1, available=0)
+    said = late.reply.details["holders"].split("; ")
+    assert said == [f"session {n} (worker): 2 pages, the oldest sequence for 9 s" for n in (1, 2, 3, 4)]
+
+
 def test_rk_040_a_greedy_worker_leaves_the_others_their_floor_and_stays_under_its_cap():
     pair, greedy, modest = workers(8, 2, session_floor_pages=2, session_cap_pages=6)
     for turn in range(8):
