@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test pure mutants lint fuzz bench bench-peers kernels-report test-triton
+.PHONY: setup demo test pure mutants lint fuzz bench bench-peers kernels-report test-triton engines test-engines
 
 setup: $(STAMP)
 
@@ -58,3 +58,10 @@ OTHER_TRITON = .venv/triton-$(TRITON)
 test-triton: setup
 	test -d $(OTHER_TRITON) || $(BIN)/python -m pip install --quiet --no-deps --target $(OTHER_TRITON) triton==$(TRITON)
 	PYTHONPATH=$(OTHER_TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider tests/unit/kernels/interpreted
+
+# Real serving engines in environments of their own. `engines` installs what is missing: 3.5 GB, minutes.
+engines: setup
+	$(BIN)/python -m bench.peers.recipes vllm
+
+test-engines: setup
+	$(BIN)/python -m pytest -m engine tests/engines -s -v -o faulthandler_timeout=900

