@@ -24,7 +24,8 @@ it. A page without either was held when the daemon died, and is the newest.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,13 +37,11 @@ from radixkv.config import Config
 from radixkv.engine.engine import Engine
 from radixkv.engine.lineage import Lineage
 from radixkv.engine.pool import LAST_ID, Pool, namespace_of
-from radixkv.engine.scan import Contents, scan
+from radixkv.engine.scan import Runs, runs_of, scan
 from radixkv.engine.state import NOBODY
-from radixkv.image import NO_PAGE, SessionImage, TableImage
+from radixkv.image import SessionImage, TableImage
 from radixkv.tree.node import Node, Root
-from radixkv.types import HASH_BYTES
-
-_UNSEEN, _PLACED, _BROKEN = range(3)
+from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
 
 
 class Found(NamedTuple):
@@ -113,20 +112,19 @@ class _Restore:
     # -- cached pages ---------------------------------------------------------------------------------------------
 
     def trees(self) -> None:
-        """Build the trees from pages that follow one another, the most recently used ends first."""
+        """Build the trees from pages that follow one another."""
         pool, contents = self.pool, self.contents
-        stamps = contents.stamps.copy()
-        self._stamp_held(stamps)
-        walk = _Walk(self)
-        order = np.argsort(stamps, kind="stable")[::-1]
-        for entry, stamp in zip(order.tolist(), stamps[order].tolist(), strict=True):
-            walk.take_in(entry, stamp)
-        placed = np.frombuffer(walk.status, np.uint8) == _PLACED
+        runs = runs_of(contents, self._stamped())
+        placed = np.zeros(len(contents.above), bool)
+        nodes = []
+        for node, depth, entries in _Builder(self, runs).nodes():
+            nodes.append((int(runs.stamps[entries[0]]), depth, node))
+            placed[entries] = True
         lost = self.image.states == PageState.CACHED
         for places in (contents.device[placed], contents.host[placed]):
             lost[places[places >= 0]] = False
         self._free(np.flatnonzero(lost))
-        self._order(walk.nodes)
+        self._order(nodes)
         if pool.host is not None:
             pool.host.pages.restore(self.states[self.image.pages :])
 
@@ -138,14 +136,16 @@ class _Restore:
             self.roots[key] = root
         return root
 
-    def _stamp_held(self, stamps: NDArray[np.uint64]) -> None:
-        """Paths that nobody had let go are the newest, each as a whole."""
+    def _stamped(self) -> NDArray[np.uint64]:
+        """The contents' own stamps. Paths that nobody had let go get new ones: they are the newest, each as a whole."""
         pool, contents = self.pool, self.contents
+        stamps = contents.stamps.copy()
         here = contents.device >= 0
         pool.stamp = int(stamps.max(initial=0))
         for end in np.flatnonzero(here & (stamps == 0) & (contents.followers(here) == 0)).tolist():
             stamps[end] = pool.next_stamp()
             self.writes.append(Stamp(pool.name, np.int32(contents.device[end]).tobytes(), pool.stamp))
+        return stamps
 
     def _order(self, nodes: list[tuple[int, int, Node]]) -> None:
         """Into the order of eviction: by stamp, deeper ones first.
@@ -216,93 +216,50 @@ class _Restore:
             self.writes.append(Retire(self.pool.name, pages.astype("<i4").tobytes()))
 
 
-class _Walk:
-    """Takes contents in, each with all before it that are not in yet: runs that become nodes."""
+class _Builder:
+    """Makes a node of each run. What a table says is packed once in the order of the runs, and cut."""
 
-    def __init__(self, restore: _Restore) -> None:
-        image, contents = restore.image, restore.contents
+    def __init__(self, restore: _Restore, runs: Runs) -> None:
+        image, contents, entries = restore.image, restore.contents, runs.entries
         self._restore = restore
         self._tree = restore.pool.tree
-        self._above = contents.above.tolist()
-        self._ends_run = _ends_of_runs(contents)
-        self.status = bytearray(len(self._above))
-        self.nodes: list[tuple[int, int, Node]] = []
-        """(stamp, depth in pages, node)."""
-        self._ends: dict[int, tuple[Node, int]] = {}
-        """By the last content of a node: the node, its depth."""
-        records = contents.records
-        self._records = records.tolist()
-        self._tokens = image.tokens.tobytes()
-        self._hashes = image.chains.tobytes()
-        self._tiers = (contents.device.tolist(), contents.host.tolist())
-        self._host_begins = image.pages
-        self._scopes = list(zip(image.namespaces[records].tolist(), image.epochs[records].tolist(), strict=True))
+        self._begins = runs.begins.tolist()
+        self._entries = entries
+        firsts = entries[runs.begins[:-1]]
+        self._above = contents.above[firsts].tolist()
+        self._tiers = contents.tiers[firsts].tolist()
+        records = contents.records[entries]
+        heads = records[runs.begins[:-1]]
+        self._records = heads.tolist()
+        self._scopes = list(zip(image.namespaces[heads].tolist(), image.epochs[heads].tolist(), strict=True))
+        self._tokens = image.tokens[records].tobytes()
+        self._hashes = image.chains[records].tobytes()
+        self._device = contents.device[entries].astype("<i4").tobytes()
+        self._host = (contents.host[entries] - image.pages).astype("<i4").tobytes()
 
-    def take_in(self, entry: int, stamp: int) -> None:
-        status, above = self.status, self._above
-        if status[entry]:
-            return
-        run = []
-        while entry >= 0 and not status[entry]:
-            status[entry] = _PLACED
-            run.append(entry)
-            entry = above[entry]
-        at = self._place(entry, run[-1])
-        if at is None:
-            for lost in run:
-                status[lost] = _BROKEN
-            return
-        self._hang(run[::-1], at, stamp)
+    def nodes(self) -> Iterator[tuple[Node, int, NDArray[np.int64]]]:
+        """Each with its depth in pages and its contents. Whatever hangs below what could not be made is left out."""
+        ends: dict[int, tuple[Node, int]] = {}
+        for run, (begin, end) in enumerate(pairwise(self._begins)):
+            above = self._above[run]
+            at = ends.get(above) if above >= 0 else self._root(run)
+            node = None if at is None else self._node(at[0], begin, end, self._tiers[run])
+            if at is None or node is None:
+                continue
+            entries = self._entries[begin:end]
+            depth = at[1] + end - begin
+            ends[int(entries[-1])] = node, depth
+            yield node, depth, entries
 
-    def _place(self, before: int, first: int) -> tuple[Node, int] | None:
-        """Where a run that begins with ``first`` hangs: behind ``before``."""
-        if before >= 0:
-            return self._ends.get(before)
-        root = self._restore.root_of(self._records[first], self._scopes[first])
+    def _root(self, run: int) -> tuple[Node, int] | None:
+        root = self._restore.root_of(self._records[run], self._scopes[run])
         return None if root is None else (root, 0)
 
-    def _hang(self, run: list[int], at: tuple[Node, int], stamp: int) -> None:
-        """One node up to each end of a run."""
-        node, depth = at
-        begin = 0
-        for place, entry in enumerate(run, 1):
-            if place < len(run) and not self._ends_run[entry]:
-                continue
-            entries = run[begin:place]
-            made = self._node(node, entries)
-            if made is None:
-                for lost in run[begin:]:
-                    self.status[lost] = _BROKEN
-                return
-            depth += len(entries)
-            node, begin = made, place
-            self._ends[entry] = node, depth
-            self.nodes.append((stamp, depth, node))
-
-    def _node(self, parent: Node, entries: list[int]) -> Node | None:
-        tokens, hashes = self._tokens, self._hashes
-        size, digest = self._tree.page_token_bytes, HASH_BYTES
-        records = [self._records[entry] for entry in entries]
+    def _node(self, parent: Node, begin: int, end: int, tiers: int) -> Node | None:
+        size, ids, digest = self._tree.page_token_bytes, slice(begin * PAGE_ID_BYTES, end * PAGE_ID_BYTES), HASH_BYTES
         return self._tree.restore(
             parent,
-            b"".join([tokens[at * size : at * size + size] for at in records]),
-            self._ids(entries),
-            b"".join([hashes[at * digest : at * digest + digest] for at in records]),
+            self._tokens[begin * size : end * size],
+            (self._device[ids] if tiers & 1 else b"", self._host[ids] if tiers & 2 else b""),
+            self._hashes[begin * digest : end * digest],
         )
-
-    def _ids(self, entries: list[int]) -> tuple[bytes, bytes]:
-        """Packed, on the device and in the host tier; all of a run are in the same tiers."""
-        device, host = self._tiers
-        here = array("i", [device[at] for at in entries] if device[entries[0]] >= 0 else ())
-        there = array("i", [host[at] - self._host_begins for at in entries] if host[entries[0]] >= 0 else ())
-        return here.tobytes(), there.tobytes()
-
-
-def _ends_of_runs(contents: Contents) -> list[bool]:
-    """Which are followed by several, by none, or by one that is not in the same tiers."""
-    above = contents.above
-    ends = contents.followers(above >= NO_PAGE) != 1
-    tiers = (contents.device >= 0) + 2 * (contents.host >= 0)
-    changes = (above >= 0) & (tiers[above] != tiers)
-    ends[above[changes]] = True
-    return ends.tolist()  # type: ignore[no-any-return]

@@ -41,10 +41,28 @@ class Contents(NamedTuple):
         """A place of each, where tokens and hashes are."""
         return np.where(self.device >= 0, self.device, self.host)
 
+    @property
+    def tiers(self) -> NDArray[np.int64]:
+        """In which each is: 1 the device, 2 the host tier, 3 both."""
+        return (self.device >= 0) + 2 * (self.host >= 0)
+
     def followers(self, among: NDArray[np.bool_]) -> NDArray[np.int64]:
         """How many of the entries ``among`` follow each."""
         above = self.above[among]
         return np.bincount(above[above >= 0], minlength=len(self.above))
+
+
+class Runs(NamedTuple):
+    """The entries, run after run, each from its first to its last; a run after the one that it continues.
+
+    A run is what will be one node of a tree: entries that follow one another, each the only one behind the one before
+    it, in the same tiers and with the same stamp. Run i is ``entries[begins[i] : begins[i + 1]]``.
+    """
+
+    entries: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    stamps: NDArray[np.uint64]
+    """Of each entry, in the order of the contents: the latest of its own and of those that continue it."""
 
 
 def scan(image: TableImage) -> Contents:
@@ -75,6 +93,30 @@ def _above(image: TableImage, serials: NDArray[np.uint64], records: NDArray[np.i
     at[~there] = 0
     there &= (serials[at] == before) & (scopes[at] == scopes)
     return np.where(before == 0, NO_PAGE, np.where(there, at, _LOST))
+
+
+def runs_of(contents: Contents, stamps: NDArray[np.uint64]) -> Runs:
+    """``stamps``: of each entry itself."""
+    above, tiers = contents.above, contents.tiers
+    latest = _latest(stamps, above)
+    continues = (above >= 0) & (contents.followers(above >= 0)[above] == 1)
+    continues &= (tiers[above] == tiers) & (latest[above] == latest)
+    first = np.where(continues, above, np.arange(len(above)))
+    while (first != first[first]).any():
+        first = first[first]
+    entries = np.argsort(first, kind="stable")
+    begins = np.append(np.flatnonzero(~continues[entries]), len(entries))
+    return Runs(entries, begins, latest)
+
+
+def _latest(stamps: NDArray[np.uint64], above: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The latest of each entry's own and of those behind it: told upwards, twice as far in every round."""
+    latest, root = np.append(stamps, np.uint64(0)), len(above)
+    ahead = np.append(np.where(above >= 0, above, root), root)
+    while (ahead != root).any():
+        np.maximum.at(latest, ahead, latest.copy())
+        ahead = ahead[ahead]
+    return latest[:root]
 
 
 def _all_the_way(true: NDArray[np.bool_], above: NDArray[np.int64]) -> NDArray[np.bool_]:
