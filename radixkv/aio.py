@@ -82,10 +82,9 @@ class Client:
 
     async def pool(self, name: str = "default") -> Pool:
         self._link.check()
-        pool = Pool(self, self._link, sync.pool_name(name))
-        attached = await in_thread(lambda: self._link.attach_pool(pool))
-        assert isinstance(attached, Pool)
-        return attached
+        pool = await self._link.attach(Pool(self, self._link, sync.pool_name(name)))
+        assert isinstance(pool, Pool)
+        return pool
 
     pool.__doc__ = sync.Client.pool.__doc__
     stats = awaited(sync.Client.stats)

@@ -232,6 +232,10 @@ class Part:
         """The one place where an answer changes what is known. Called once, under the core's lock."""
         raise NotImplementedError
 
+    def makes(self) -> list[int]:
+        """Ids of the sequences that it may make."""
+        return []
+
 
 class Batch(Part):
     """The items of one message: a Step, or the one item that is a message of its own."""
@@ -250,6 +254,10 @@ class Batch(Part):
         for item in self.items:
             lists.setdefault(item.field, []).append(item.record)
         return Step(**lists)
+
+    def makes(self) -> list[int]:
+        shares = [item for item in self.items if isinstance(item, ShareItem)]
+        return [child for item in shares for child in range(item.first_child, item.first_child + item.count)]
 
     def settle(self, reply: Reply) -> None:
         """Give each item its result; a Failure of the whole message is everybody's."""

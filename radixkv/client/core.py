@@ -189,6 +189,7 @@ class Core:
                 return
             for out in unanswered:
                 del self._pending[out.request.id]
+                self._give_back(out, session)
                 if out.batch is not None:
                     self._late[out.request.id] = out
                     self._doubt(out, out.batch, session, error)
@@ -197,8 +198,7 @@ class Core:
         for item in batch.items:
             item.error = error
             if isinstance(item, ShareItem):
-                self._give_back(session, out, range(item.first_child, item.first_child + item.count))
-                item.count = 0
+                item.count = 0  # the children are given back
             if isinstance(item, FreeItem):
                 self.outbox.drop(session, item.seq.id)
             elif out not in item.seq.unsettled:
@@ -216,26 +216,26 @@ class Core:
     def give_up(self, ask: Ask, sequence: int) -> None:
         """The caller of a reserve or an adopt no longer waits: nothing may be left behind for it.
 
-        Until its deadline the request may still be executed, so the free goes out after that, or after a late reply;
-        one that waits in the daemon's queue is taken out at once.
+        What a request without an answer may make is freed as ``abandon`` says; one that waits in the daemon's queue is
+        taken out at once.
         """
-        with self._settling:
-            for out in ask.sent:
-                self._give_back(ask.session, out, [sequence])
-                if ask.wait_s > 0 and out.reply is None:
-                    self.outbox.cancel(ask.session, out.request.id)
+        self.abandon(ask.sent, ask.session, Timeout("the call was interrupted"))
+        for out in ask.sent:
+            if out.reply is not None:
+                self.outbox.drop(ask.session, sequence)
+            elif ask.wait_s > 0:
+                self.outbox.cancel(ask.session, out.request.id)
         self.outbox.press()
 
-    def _give_back(self, session: Session, out: Outgoing, sequences: Iterable[int]) -> None:
-        """Free what this request has made, or may still make."""
-        if out.reply is not None:
-            for sequence in sequences:
-                self.outbox.drop(session, sequence)
+    def _give_back(self, out: Outgoing, session: Session) -> None:
+        """Until its deadline the request may still be executed: what it makes is freed after that, or a late reply."""
+        made = out.part.makes() if out.part is not None else ()
+        if not made:
             return
         deadline, now = out.request.deadline, self.clock()
         for request in list(takewhile(lambda earlier: _over(self._unwanted[earlier], now), self._unwanted)):
             del self._unwanted[request]
-        self._unwanted[out.request.id] = [self.outbox.drop(session, sequence, deadline) for sequence in sequences]
+        self._unwanted[out.request.id] = [self.outbox.drop(session, sequence, deadline) for sequence in made]
 
     def _late_grant(self, request: int) -> None:
         """It has been executed, or never will be: what it made need not wait for its deadline any more."""

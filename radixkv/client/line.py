@@ -134,8 +134,8 @@ class Line:
                 if not self._take_in(socket, session):
                     yield unanswered
         except BaseException as error:
-            reason = error if isinstance(error, RadixKVError) else Timeout("the call was interrupted")
-            self._core.abandon(outgoing, session, reason)
+            interrupted = Timeout("the call was interrupted")
+            self._core.abandon(outgoing, session, error if isinstance(error, RadixKVError) else interrupted)
             raise
 
     def close(self) -> bool:

@@ -245,24 +245,31 @@ class Link:
         Errors: BadRequest (no such pool), Timeout, Unavailable.
         """
         until = self.core.clock() + self.core.timeout
-        while True:
+        attached = None
+        while attached is None:
             self.run(verbs.heartbeat())
-            connection = self.connection(until)
-            with self._attaching:
-                known = self.pools.get(pool.name)
-                if known is not None:
-                    return known
-                try:
-                    with connection:
-                        self._map(connection, pool)
-                except Unavailable:
-                    self.lose(connection)
-                    if connection.session.over or self.core.clock() >= until:
-                        raise
-                    continue
-                if not connection.session.over:
-                    self.pools[pool.name] = pool
-                    return pool
+            attached = self.try_to_attach(pool, until)
+        return attached
+
+    def try_to_attach(self, pool: PoolState, until: float) -> PoolState | None:
+        """Blocks as long as it takes. None: the daemon went away, and the next one may be asked."""
+        connection = self.connection(until)
+        with self._attaching:
+            known = self.pools.get(pool.name)
+            if known is not None:
+                return known
+            try:
+                with connection:
+                    self._map(connection, pool)
+            except Unavailable:
+                self.lose(connection)
+                if connection.session.over or self.core.clock() >= until:
+                    raise
+                return None
+            if connection.session.over:
+                return None
+            self.pools[pool.name] = pool
+            return pool
 
     def _map(self, connection: Connection, pool: PoolState) -> None:
         memory = PoolMemory(connection.attachment.map_pool(pool.name))

@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 import zmq
 
+from radixkv.client import verbs
 from radixkv.client.batch import Outgoing
 from radixkv.client.connection import ENDED, Connection
 from radixkv.client.core import Away, Core, no_reply
@@ -35,6 +36,7 @@ from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, 
 from radixkv.client.line import LAST_WORDS_S, Line, Steps
 from radixkv.client.link import LINGER_S, Link
 from radixkv.client.outbox import Event
+from radixkv.client.pool import PoolState
 from radixkv.client.session import Session
 from radixkv.commands import Reply
 from radixkv.errors import RadixKVError, Unavailable
@@ -275,6 +277,15 @@ class LoopLink(Link):
                     effect = verb.send(answer)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
+
+    async def attach(self, pool: PoolState) -> PoolState:
+        """As ``attach_pool``."""
+        until = self.core.clock() + self.core.timeout
+        attached = None
+        while attached is None:
+            await self.perform(verbs.heartbeat())
+            attached = await in_thread(lambda: self.try_to_attach(pool, until))
+        return attached
 
     async def _see_to(self, effect: Effect, until: float, line: LoopLine) -> Any:
         match effect:

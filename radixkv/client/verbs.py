@@ -111,7 +111,7 @@ def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
             copy=want.copy,
         )
 
-    return (yield from _obtain(pool, identity, _Obtain(body, grant), want.join_s + want.wait_s + pool.copy_wait_s))
+    return (yield from _obtain(pool, _Obtain(identity, body, grant), want.join_s + want.wait_s + pool.copy_wait_s))
 
 
 def adopt(core: Core, pool: PoolState, ticket: Any, copy: bool) -> Verb[SequenceState]:
@@ -133,12 +133,13 @@ def adopt(core: Core, pool: PoolState, ticket: Any, copy: bool) -> Verb[Sequence
             copy=copy,
         )
 
-    return (yield from _obtain(pool, identity, _Obtain(lambda: Adopt(pool.name, ticket, identity), grant)))
+    return (yield from _obtain(pool, _Obtain(identity, lambda: Adopt(pool.name, ticket, identity), grant)))
 
 
 class _Obtain(NamedTuple):
     """What is asked for a sequence, and what the answer grants."""
 
+    identity: int
     body: Callable[[], Body]
     grant: Callable[[Reply], Grant]
 
@@ -164,13 +165,16 @@ class _Obtaining(Part):
         except RadixKVError as error:
             self.error = error
 
+    def makes(self) -> list[int]:
+        return [self._how.identity]
+
     def outcome(self) -> SequenceState:
         if self.seq is None:
             raise self.error or VersionMismatch("no answer")
         return self.seq
 
 
-def _obtain(pool: PoolState, identity: int, how: _Obtain, wait_s: float = 0.0) -> Verb[SequenceState]:
+def _obtain(pool: PoolState, how: _Obtain, wait_s: float = 0.0) -> Verb[SequenceState]:
     """Ask for a sequence. Whatever goes wrong on this side, nothing is left behind for it in the daemon."""
     for _ in range(SESSIONS_TRIED):
         session: Session = yield NeedSession()
@@ -188,7 +192,7 @@ def _obtain(pool: PoolState, identity: int, how: _Obtain, wait_s: float = 0.0) -
                 raise
         except BaseException:
             if not _refused(ask):
-                pool.core.give_up(ask, identity)
+                pool.core.give_up(ask, how.identity)
             if part.seq is not None:
                 part.seq.closed = True
             raise
@@ -419,14 +423,21 @@ def deliver(session: Session, items: Sequence[Item]) -> Verb[list[Reply]]:
     """Send items and settle them; one round trip, however many messages it takes."""
     try:
         replies: list[Reply] = yield from persist(Ask(session, pack(items)))
+        yield from _confirmed(session, [*(item.seq for item in items), *_made(items)])
     except BaseException:
         for item in items:
             if isinstance(item, FreeItem) and item.error is None:  # nobody else sees to it
                 item.seq.pool.core.outbox.drop(session, item.seq.id)
+        for child in _made(items):  # nobody will ever see it
+            child.given_up()
+            child.pool.core.outbox.drop(session, child.id)
+            child.pool.core.outbox.press()
         raise
-    made = [child for item in items if isinstance(item, ShareItem) for child in item.value or ()]
-    yield from _confirmed(session, [*(item.seq for item in items), *made])
     return replies
+
+
+def _made(items: Iterable[Item]) -> list[SequenceState]:
+    return [child for item in items if isinstance(item, ShareItem) for child in item.value or ()]
 
 
 def drain(core: Core, session: Session, seq: SequenceState) -> Verb[None]:

@@ -9,6 +9,12 @@ from typing import Any
 import pytest
 
 import radixkv
+from tests.contract.facade import LoopThread, install
+
+BOTH_SHELLS = {"test_fences", "test_reserve", "test_sequence", "test_step", "test_suspend", "test_threads"}
+"""Modules that run for the blocking and for the asyncio client."""
+BOTH_AT_LENGTH = {"test_agreement", "test_connect", "test_fork", "test_restart", "test_resume", "test_storm"}
+"""The same, but for the asyncio client only where time does not matter (``-m long``)."""
 
 POOLS = [
     {"name": "default"},
@@ -38,6 +44,28 @@ class Fence:
 @pytest.fixture(name="new_fence")
 def _fence() -> type[Fence]:
     return Fence
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if module in BOTH_SHELLS | BOTH_AT_LENGTH:
+        marks = [] if module in BOTH_SHELLS else [pytest.mark.long]
+        shells = [pytest.param("sync", id=pytest.HIDDEN_PARAM), pytest.param("aio", marks=marks)]
+        metafunc.parametrize("shell", shells, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def loop_thread() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.end()
+
+
+@pytest.fixture(autouse=True)
+def shell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which client ``radixkv.connect`` gives."""
+    if getattr(request, "param", "sync") == "aio":
+        install(monkeypatch, request.getfixturevalue("loop_thread"))
 
 
 @pytest.fixture(scope="module")

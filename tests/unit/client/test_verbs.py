@@ -156,6 +156,21 @@ def test_late_children_of_an_interrupted_share_are_freed_at_once(desk: Any, good
     assert desk.pool.held == [seq]
 
 
+def test_children_of_a_share_that_is_interrupted_after_its_answer_are_freed(desk: Any, good: Any) -> None:
+    seq = desk.sequence(4, (0,), committed_tokens=4)
+    verb = verbs.share(desk.core, ShareItem(seq, 4, 2))
+    next(verb)
+    (out,) = desk.core.envelop(verb.send(desk.session), desk.now + 5.0, desk.epoch)
+    desk.core.receive(out.request.id, good(out.request), desk.session)
+    with pytest.raises(KeyboardInterrupt):
+        verb.throw(KeyboardInterrupt())
+    children = desk.pool.held[1:]
+    assert [(child.closed, child in desk.session.sequences) for child in children] == [(True, False)] * 2
+    desk.answer = good
+    desk.ship()
+    assert desk.bodies == [Step(free=[Free(child.id) for child in children])]
+
+
 def test_a_late_reply_is_dropped(desk: Any, good: Any) -> None:
     with pytest.raises(Timeout):
         desk.run(verbs.reserve(desk.core, desk.pool, want()))
