@@ -12,6 +12,7 @@ How to use it: ``docs/vllm.md``.
 scheduler.py    what is cached of a prompt, what is to be loaded and saved: in vLLM's scheduler
 worker.py       carries that out: copies between radixkv's pages and vLLM's blocks
 door.py         the way to the daemon: deadlines, and no questions to one that is sick (breaker.py)
+engine.py       whether an engine can be served, and what its keys and values depend on
 namespace.py    what must be equal before two engines may share
 blocks.py       tokens, blocks and pages in numbers; what travels from scheduler to worker
 =============== ====================================================================================

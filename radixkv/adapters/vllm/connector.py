@@ -15,11 +15,11 @@ import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
 from radixkv.adapters.vllm.blocks import Load, Save
-from radixkv.adapters.vllm.door import Door, DoorSettings
+from radixkv.adapters.vllm.door import Door, door_settings
+from radixkv.adapters.vllm.engine import check_engine, engine_settings, page_spec
 from radixkv.adapters.vllm.namespace import Namespaces
 from radixkv.adapters.vllm.scheduler import SchedulerHalf
 from radixkv.adapters.vllm.worker import WorkerHalf
-from radixkv.config import KVSpec
 
 
 @dataclass
@@ -38,12 +38,13 @@ class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         check_engine(vllm_config)
         spec = page_spec(kv_cache_config)
-        self._door = Door(DoorSettings(spec=spec, **_extra(self._kv_transfer_config.kv_connector_extra_config)))
+        self._door = Door(door_settings(spec, self._kv_transfer_config.kv_connector_extra_config))
         self._local_tokens: dict[str, int] = {}
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
-            namespaces = Namespaces(vllm_config.model_config.model, engine_settings(vllm_config, kv_cache_config))
+            settings = engine_settings(vllm_config, kv_cache_config, vllm.__version__)
+            namespaces = Namespaces(vllm_config.model_config.model, settings)
             self._scheduler = SchedulerHalf(self._door, namespaces, spec.page_size)
         else:
             self._worker = WorkerHalf(self._door, spec)
@@ -114,58 +115,3 @@ class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def _working(self) -> WorkerHalf:
         assert self._worker is not None
         return self._worker
-
-
-def check_engine(config: Any) -> None:
-    """Errors: ValueError for what is not built, or would break the promise that a request never fails."""
-    parallel = config.parallel_config
-    if parallel.world_size != 1:
-        raise ValueError(f"radixkv serves engines of one worker so far, not of {parallel.world_size}")
-    policy = config.kv_transfer_config.kv_load_failure_policy
-    if policy != "recompute":
-        raise ValueError(
-            f'radixkv needs "kv_load_failure_policy": "recompute" in the KV transfer config, not {policy!r}'
-        )
-
-
-def page_spec(kv_cache_config: Any) -> KVSpec:
-    """What a page has to hold. Errors: ValueError for models of more than one kind of attention; ConfigError."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise ValueError(f"radixkv serves models with one group of KV layers so far, not with {len(groups)}")
-    spec, names = groups[0].kv_cache_spec, groups[0].layer_names
-    if type(spec).__name__ != "FullAttentionSpec" or spec.sliding_window is not None:
-        raise ValueError(f"radixkv serves full attention so far, not {spec}")
-    return KVSpec(
-        layers=len(names),
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_size,
-        dtype=str(spec.dtype).removeprefix("torch."),
-        page_size=spec.block_size,
-    )
-
-
-def engine_settings(config: Any, kv_cache_config: Any) -> dict[str, Any]:
-    """Everything but the request that keys and values, or their bytes in a block, depend on."""
-    model = config.model_config
-    group = kv_cache_config.kv_cache_groups[0]
-    return {
-        "vllm": vllm.__version__,
-        "revision": [model.revision, model.code_revision, getattr(model.hf_config, "_commit_hash", None)],
-        "dtype": str(model.dtype),
-        "quantization": model.quantization,
-        "architecture": model.hf_config.to_dict(),
-        "max_model_len": model.max_model_len,  # some kinds of rope depend on it
-        "load_format": [config.load_config.load_format, model.seed if config.load_config.load_format == "dummy" else 0],
-        "attention": [str(config.attention_config.backend), kv_cache_config.kv_cache_layout],
-        "cache": [config.cache_config.cache_dtype, str(group.kv_cache_spec), group.layer_names],
-        "device": config.device_config.device_type,
-    }
-
-
-def _extra(given: dict[str, Any]) -> dict[str, Any]:
-    known = {"endpoint", "pool", "deadline_s", "pause_first_s", "pause_max_s"}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise ValueError(f"kv_connector_extra_config has {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
-    return {"endpoint": None, "pool": "default", **given}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import radixkv
 from radixkv.adapters.vllm.breaker import PAUSE_FIRST_S, PAUSE_MAX_S, Breaker
@@ -42,6 +43,19 @@ class DoorSettings:
     deadline_s: float = 0.5
     pause_first_s: float = PAUSE_FIRST_S
     pause_max_s: float = PAUSE_MAX_S
+
+
+def door_settings(spec: KVSpec, given: Mapping[str, Any]) -> DoorSettings:
+    """From vLLM's kv_connector_extra_config. Errors: ValueError for what is not a setting."""
+    known = [name for name in DoorSettings.__dataclass_fields__ if name != "spec"]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"kv_connector_extra_config has {', '.join(unknown)}; allowed: {', '.join(known)}")
+    seconds = {name: float(given[name]) for name in known if name.endswith("_s") and name in given}
+    wrong = [name for name, value in seconds.items() if not 0 < value < math.inf]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} in kv_connector_extra_config; allowed: more than 0 seconds")
+    return DoorSettings(given.get("endpoint"), given.get("pool", "default"), spec, **seconds)
 
 
 class Door:

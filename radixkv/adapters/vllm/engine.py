@@ -1,0 +1,57 @@
+"""What of a vLLM engine matters here: whether it can be served, what a page has to hold, what its keys depend on.
+
+vLLM's configuration is used by its attributes, which is why this file runs without vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixkv.config import KVSpec
+
+
+def check_engine(config: Any) -> None:
+    """Errors: ValueError for what is not built, or would break the promise that a request never fails."""
+    parallel = config.parallel_config
+    if parallel.world_size != 1:
+        raise ValueError(f"radixkv serves engines of one worker so far, not of {parallel.world_size}")
+    policy = config.kv_transfer_config.kv_load_failure_policy
+    if policy != "recompute":
+        raise ValueError(
+            f'radixkv needs "kv_load_failure_policy": "recompute" in the KV transfer config, not {policy!r}'
+        )
+
+
+def page_spec(kv_cache_config: Any) -> KVSpec:
+    """What a page has to hold. Errors: ValueError for models of more than one kind of attention; ConfigError."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise ValueError(f"radixkv serves models with one group of KV layers so far, not with {len(groups)}")
+    spec, names = groups[0].kv_cache_spec, groups[0].layer_names
+    if type(spec).__name__ != "FullAttentionSpec" or spec.sliding_window is not None:
+        raise ValueError(f"radixkv serves full attention so far, not {spec}")
+    return KVSpec(
+        layers=len(names),
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_size,
+        dtype=str(spec.dtype).removeprefix("torch."),
+        page_size=spec.block_size,
+    )
+
+
+def engine_settings(config: Any, kv_cache_config: Any, version: str) -> dict[str, Any]:
+    """Everything but the request that keys and values, or their bytes in a block, depend on."""
+    model = config.model_config
+    group = kv_cache_config.kv_cache_groups[0]
+    return {
+        "vllm": version,
+        "revision": [model.revision, model.code_revision, getattr(model.hf_config, "_commit_hash", None)],
+        "dtype": str(model.dtype),
+        "quantization": model.quantization,
+        "architecture": model.hf_config.to_dict(),
+        "max_model_len": model.max_model_len,  # some kinds of rope depend on it
+        "load_format": [config.load_config.load_format, model.seed if config.load_config.load_format == "dummy" else 0],
+        "attention": [str(config.attention_config.backend), kv_cache_config.kv_cache_layout],
+        "cache": [config.cache_config.cache_dtype, str(group.kv_cache_spec), group.layer_names],
+        "device": config.device_config.device_type,
+    }

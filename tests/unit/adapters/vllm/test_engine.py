@@ -1,0 +1,85 @@
+"""Which engines are served, by what vLLM's configuration says; ``tests/engines`` has the real one."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from radixkv.adapters.vllm.door import DoorSettings, check, door_settings
+from radixkv.adapters.vllm.engine import check_engine, page_spec
+from radixkv.config import KVSpec
+from radixkv.errors import ConfigError
+
+SPEC = KVSpec(page_size=32)
+
+
+class FullAttentionSpec(SimpleNamespace):
+    pass
+
+
+class SlidingWindowSpec(SimpleNamespace):
+    pass
+
+
+def engine(workers: int = 1, policy: str = "recompute") -> SimpleNamespace:
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(world_size=workers),
+        kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy),
+    )
+
+
+def caches(kind: type[SimpleNamespace] = FullAttentionSpec, groups: int = 1, **fields: Any) -> SimpleNamespace:
+    given = {"num_kv_heads": 3, "head_size": 64, "dtype": "torch.float32", "block_size": 32, "sliding_window": None}
+    names = [f"model.layers.{n}.attn" for n in range(30)]
+    group = SimpleNamespace(kv_cache_spec=kind(**{**given, **fields}), layer_names=names)
+    return SimpleNamespace(kv_cache_groups=[group] * groups)
+
+
+def test_a_page_holds_a_block() -> None:
+    assert page_spec(caches()) == SPEC
+    check_engine(engine())
+
+
+@pytest.mark.parametrize(
+    ("cache", "why"),
+    [
+        (caches(groups=2), "one group of KV layers so far, not with 2"),
+        (caches(SlidingWindowSpec), "full attention so far"),
+        (caches(sliding_window=4096), "full attention so far"),
+    ],
+)
+def test_other_kinds_of_attention_are_refused_by_name(cache: SimpleNamespace, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        page_spec(cache)
+
+
+def test_a_quantized_cache_is_refused() -> None:
+    with pytest.raises(ConfigError, match="uint8"):
+        page_spec(caches(dtype="torch.uint8"))
+
+
+def test_several_workers_are_refused() -> None:
+    with pytest.raises(ValueError, match="one worker so far, not of 2"):
+        check_engine(engine(workers=2))
+
+
+def test_an_engine_that_would_fail_requests_is_refused() -> None:
+    with pytest.raises(ValueError, match='"kv_load_failure_policy": "recompute"'):
+        check_engine(engine(policy="fail"))
+
+
+def test_the_settings_of_the_door() -> None:
+    assert door_settings(SPEC, {}) == DoorSettings(None, "default", SPEC)
+    given = {"endpoint": "ipc:///x", "pool": "p", "deadline_s": 1, "pause_first_s": 0.5, "pause_max_s": 9}
+    assert door_settings(SPEC, given) == DoorSettings("ipc:///x", "p", SPEC, 1.0, 0.5, 9.0)
+
+
+@pytest.mark.parametrize("given", [{"deadline": 1}, {"spec": 1}, {"deadline_s": 0}, {"pause_max_s": float("nan")}])
+def test_other_settings_are_refused_with_their_name(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(given))):
+        door_settings(SPEC, given)
+
+
+def test_a_pool_that_does_not_fit_is_told_with_the_difference() -> None:
+    with pytest.raises(ConfigError, match="page_size is 16, needed 32"):
+        check(KVSpec(page_size=16), SPEC)
