@@ -8,15 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import radixkv
 from radixkv.client.sync import Pool, Sequence
 
-PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "client.md").read_text()
+IN_ONE_GO, ASYNCIO = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
-def test_the_example_prints_what_the_page_says(daemon_factory):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    daemon = daemon_factory(pools=[{"layers": 1, "kv_heads": 1, "head_dim": 8, "page_size": 4, "pages": 32}])
+@pytest.mark.parametrize(("code", "page_size"), [(IN_ONE_GO, 4), (ASYNCIO, 16)], ids=["in one go", "asyncio"])
+def test_the_example_prints_what_the_page_says(daemon_factory, code, page_size):
+    daemon = daemon_factory(pools=[{"layers": 1, "kv_heads": 1, "head_dim": 8, "page_size": page_size, "pages": 32}])
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         env={**os.environ, "RADIXKV_ENDPOINT": daemon.endpoint},
@@ -26,6 +30,10 @@ def test_the_example_prints_what_the_page_says(daemon_factory):
     )
     assert run.returncode == 0, run.stderr
     assert f"```\n{run.stdout}```" in PAGE
+
+
+def test_the_asyncio_example_is_the_shipped_file():
+    assert (ROOT / "examples" / "aio_client.py").read_text() == ASYNCIO
 
 
 def test_every_public_name_of_pool_and_sequence_is_on_the_page():
