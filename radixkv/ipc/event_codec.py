@@ -8,6 +8,7 @@ unsigned number, or all 16 bytes.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -52,7 +53,8 @@ class EventCodec:
         return self._encode([_NAMES[kind], *values])
 
     def batch(self, timestamp: float, events: list[bytes]) -> bytes:
-        return self._encode([timestamp, [msgspec.Raw(event) for event in events], self._rank])
+        """Joined by hand: everything at once is large."""
+        return b"".join((_array(3), self._encode(timestamp), _array(len(events)), *events, self._encode(self._rank)))
 
     def _stored(self, event: Stored) -> list[Any]:
         hashes = self._hashes(event.hashes)
@@ -73,6 +75,7 @@ class EventCodec:
         return [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
 
 
+@lru_cache(1024)
 def lora_and_salt(canonical: bytes) -> tuple[str | None, str | None]:
     """What routers may know of a namespace's canonical bytes (the form is in docs/protocol.md); None: it has none, or
     these bytes are of another form. Bytes that are no text are told in hexadecimal."""
@@ -100,6 +103,13 @@ def _text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.hex()
+
+
+def _array(length: int) -> bytes:
+    """How an array begins in MessagePack."""
+    if length < 2**4:
+        return bytes((0x90 | length,))
+    return b"\xdc" + length.to_bytes(2, "big") if length < 2**16 else b"\xdd" + length.to_bytes(4, "big")
 
 
 def tokens_in(event: Event) -> int:

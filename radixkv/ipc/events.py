@@ -30,13 +30,13 @@ from typing import Any
 import zmq
 from numpy.typing import NDArray
 
-from radixkv.commands import Assign, Copied, NamespaceRecord, Publish, Retire, Write
+from radixkv.commands import Publish, Write
 from radixkv.config import EventsConfig, PoolConfig
 from radixkv.errors import ConfigError
 from radixkv.image import TableImage
 from radixkv.ipc.endpoint import EndpointInUse, private_files, remove_stale
 from radixkv.ipc.event_codec import EventCodec, tokens_in
-from radixkv.ipc.event_ledger import EVENT_TOKENS, Event, Ledger
+from radixkv.ipc.event_ledger import EVENT_TOKENS, FOLDED, Event, Ledger
 
 BOOT_SHIFT = 22
 END = b"\xff" * 8
@@ -53,9 +53,10 @@ _REPLAY_QUEUE = 64
 _REPLAY_BATCHES = 16
 """Sent in one go."""
 _RETRY_S = 0.005
-_TOLD = frozenset((Assign, Publish, Copied, Retire, NamespaceRecord))
 _WRITE_BYTES = 128
 _NOBLOCK = int(zmq.NOBLOCK)
+_WITH_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_READABLE = int(zmq.POLLIN)
 _LINGER_MS = 200
 _HANDSHAKE_MS = 3_000
 _REQUEST_BYTES = 64
@@ -95,9 +96,8 @@ class Events:
         self.first = self._next = time.time_ns() // 1_000_000 << BOOT_SHIFT
         self._backlog: deque[Write] = deque()
         self._backlog_bytes = 0
-        self._ready: deque[Event] = deque()
-        """Folded, not told yet."""
-        self._beginning: Iterator[Event] | None = self._ledger.everything()
+        self._folded: Iterator[Event] | None = self._ledger.everything()
+        """What is being told; None: all that has been folded is told."""
         self._buffer: deque[bytes] = deque()
         """The batches before ``_next``."""
         self._buffer_bytes = 0
@@ -146,13 +146,13 @@ class Events:
     def take(self, writes: Iterable[Write]) -> None:
         """Remember what has happened; it is told later."""
         for write in writes:
-            if type(write) in _TOLD and write.pool == self.pool:  # type: ignore[union-attr]
+            if type(write) in FOLDED and write.pool == self.pool:  # type: ignore[union-attr]
                 self._backlog.append(write)
                 self._backlog_bytes += _size(write)
 
     def wait_s(self, now: float) -> float:
         """Until there is something to do: 0 if there is now."""
-        if self._backlog or self._ready or self._beginning is not None:
+        if self._backlog or self._folded is not None:
             return 0.0
         return min((max(0.0, replay.retry - now) for replay in self._replays), default=float("inf"))
 
@@ -180,20 +180,17 @@ class Events:
 
     def _events(self) -> Iterator[Event]:
         """What has not been told, as long as there is something."""
-        if self._beginning is not None:
-            for event in self._beginning:  # noqa: UP028 ("yield from" would end it with whoever stops listening)
-                yield event
-            self._beginning = None
-        while self._ready or self._backlog:
-            if self._ready:
-                yield self._ready.popleft()
-            else:
+        while self._folded is not None or self._backlog:
+            if self._folded is None:
                 write = self._backlog.popleft()
                 self._backlog_bytes -= _size(write)
-                self._ready.extend(self._ledger.fold(write))
+                self._folded = iter(self._ledger.fold(write))
+            for event in self._folded:  # noqa: UP028 ("yield from" would end it with whoever stops listening)
+                yield event
+            self._folded = None
 
     def _publish(self, batch: bytes) -> None:
-        self._publisher.send_multipart((self._topic, self._next.to_bytes(8, "big"), batch), _NOBLOCK)
+        _send(self._publisher, self._topic, self._next, batch)
         self._next += 1
         self._buffer.append(batch)
         self._buffer_bytes += len(batch)
@@ -206,10 +203,9 @@ class Events:
 
     def _take_replays(self, socket: zmq.Socket[bytes], now: float) -> None:
         for _ in range(REPLAYS):
-            try:
-                frames = socket.recv_multipart(_NOBLOCK)
-            except zmq.Again:
+            if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
+            frames = socket.recv_multipart(_NOBLOCK)
             if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
                 continue
             route = frames[0]
@@ -244,14 +240,14 @@ class Events:
             self._encode_everything(replay)
             return False
         if replay.message is not None:
-            _send(socket, replay.route, self._topic, *replay.message)
+            _answer(socket, replay.route, self._topic, *replay.message)
             replay.at, replay.message = replay.message[0] + 1, None
         replay.at = max(replay.at, oldest)  # of an earlier daemon's time; or a hole, for the peer to see
         for _ in range(_REPLAY_BATCHES):
             if replay.at >= self._next:
-                _send(socket, replay.route, b"", -1, b"")
+                _answer(socket, replay.route, b"", -1, b"")
                 return True
-            _send(socket, replay.route, self._topic, replay.at, self._buffer[replay.at - oldest])
+            _answer(socket, replay.route, self._topic, replay.at, self._buffer[replay.at - oldest])
             replay.at += 1
         return False
 
@@ -262,7 +258,7 @@ class Events:
     def _encode_everything(self, replay: _Replay) -> None:
         """A slice. What has been folded must have been told, or it would be told with the wrong number."""
         if replay.whole is None:
-            if self._ready or self._beginning is not None:
+            if self._folded is not None:
                 return
             replay.at = self._next - 1
             replay.whole = self._ledger.everything()
@@ -276,11 +272,16 @@ class Events:
         replay.whole, replay.parts = None, []
 
 
-def _send(socket: zmq.Socket[bytes], route: bytes, topic: bytes, sequence: int, batch: bytes) -> None:
-    """All frames or none."""
-    socket.send(route, int(zmq.NOBLOCK | zmq.SNDMORE))
-    for frame in (b"", topic, sequence.to_bytes(8, "big", signed=sequence < 0)):
-        socket.send(frame, int(zmq.NOBLOCK | zmq.SNDMORE))
+def _answer(socket: zmq.Socket[bytes], route: bytes, topic: bytes, sequence: int, batch: bytes) -> None:
+    """All frames or none. Errors: zmq.Again, or that the peer is gone."""
+    socket.send(route, _WITH_MORE)
+    socket.send(b"", _WITH_MORE)
+    _send(socket, topic, sequence, batch)
+
+
+def _send(socket: zmq.Socket[bytes], topic: bytes, sequence: int, batch: bytes) -> None:
+    socket.send(topic, _WITH_MORE)
+    socket.send(sequence.to_bytes(8, "big", signed=sequence < 0), _WITH_MORE)
     socket.send(batch, _NOBLOCK)
 
 

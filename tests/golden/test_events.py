@@ -82,6 +82,13 @@ def test_another_decoder_reads_them(form: str, kind: str) -> None:
             assert event == [name, *(fields[key] for key in order if key in fields)]
 
 
+@pytest.mark.parametrize("count", [0, 15, 16, 65_535, 65_536])
+def test_a_batch_may_have_any_number_of_events(count: int) -> None:
+    codec = EventCodec(EventsConfig(), page_size=2)
+    batch = codec.batch(TIMESTAMP, [codec.event(Cleared())] * count)
+    assert msgpack.unpackb(batch) == [TIMESTAMP, [["AllBlocksCleared"]] * count, 0]
+
+
 # -- vLLM's classes -----------------------------------------------------------------------------------------------
 
 NAMES_IT_IMPORTS = {

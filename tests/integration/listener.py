@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -55,9 +56,17 @@ class Listener:
     def replay(self, start: int | None = None) -> list[int]:
         """Hear what was missed (from ``start`` on). Returns the sequence numbers that came."""
         self.ask(self.last + 1 if start is None else start)
-        came = []
+        return self.hear_replay()
+
+    def hear_replay(self, meanwhile: Callable[[], None] | None = None) -> list[int]:
+        """The answer to ``ask``. ``meanwhile``: for a publisher that lives in this thread."""
+        came: list[int] = []
         while True:
-            assert self._asker.poll(WAIT_MS), f"no end of the replay came, but {came}"
+            for _ in range(WAIT_MS // 5 if meanwhile else 0):
+                if self._asker.poll(5):
+                    break
+                meanwhile()  # type: ignore[misc]
+            assert self._asker.poll(WAIT_MS), f"no end of the replay came, but {len(came)} batches"
             empty, _, number, batch = self._asker.recv_multipart()
             assert empty == b""
             sequence = int.from_bytes(number, "big")

@@ -1,0 +1,158 @@
+"""The publisher by itself: no daemon, real sockets. Time is told to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.commands import Assign, Publish, Stamp
+from radixkv.config import EventsConfig, KVSpec, PoolConfig
+from radixkv.hashing import chain
+from radixkv.ipc import events
+from radixkv.ipc.event_ledger import EVENT_TOKENS
+from radixkv.ipc.events import BACKLOG_BYTES, Events
+from tests.integration.listener import Listener
+
+PAGE_TOKENS = 4
+POOL = PoolConfig(spec=KVSpec(layers=1, kv_heads=1, head_dim=1, page_size=PAGE_TOKENS), pages=8192)
+SEED = bytes(16)
+
+
+def prompt(number: int, pages: int) -> list[Any]:
+    """What the engine writes for a prompt that takes the first pages of the pool."""
+    packed = b"".join(page.to_bytes(4, "little") for page in range(pages))
+    tokens = b"".join((number + n).to_bytes(4, "little") for n in range(pages * PAGE_TOKENS))
+    hashes = chain(SEED, tokens, 4 * PAGE_TOKENS)
+    return [
+        Assign(POOL.name, packed, 1, 0, 1),
+        Publish(POOL.name, packed, False, SEED, hashes, tokens),
+        Stamp(POOL.name, packed[-4:], number),
+    ]
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Events of POOL, and a listener."""
+    made: list[Any] = []
+
+    def start(**keys: Any) -> tuple[Events, Listener]:
+        places = {"endpoint": f"ipc://{tmp_path}/pub", "replay_endpoint": f"ipc://{tmp_path}/replay"}
+        told = Events(EventsConfig(**places, **keys), POOL, None)
+        made.extend((Listener(*places.values()), told))
+        return told, made[0]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def settle(told: Events, now: float = 0.0) -> int:
+    """Work until there is nothing to do. Returns how many turns it took."""
+    turns = 0
+    while told.wait_s(now) == 0:
+        told.work(now)
+        turns += 1
+    return turns
+
+
+def replay(told: Events, listener: Listener, start: int) -> list[int]:
+    """Both sides in one thread: the request arrives, is served, and the answer is read."""
+    listener.ask(start)
+    assert told.replay is not None and told.replay.poll(10_000)
+    told.work(0.0)
+    settle(told)
+    return listener.hear_replay()
+
+
+def test_nothing_is_told_before_there_is_time(publish: Any) -> None:
+    told, listener = publish()
+    settle(told)
+    told.take(prompt(1, 4))
+    assert told.wait_s(0.0) == 0
+    assert [number - told.first for number in replay(told, listener, 0)] == [0, 1]
+    assert listener.tokens(list(range(1, 17)), PAGE_TOKENS) == (16, 0)
+    assert told.wait_s(0.0) == float("inf")
+
+
+def test_other_pools_and_other_writes_are_none_of_its_business(publish: Any) -> None:
+    told, listener = publish()
+    settle(told)
+    told.take([Stamp(POOL.name, b"", 1), Assign("another", bytes(4), 1, 0, 1)])
+    assert told.wait_s(0.0) == float("inf")
+    assert len(replay(told, listener, 0)) == 1
+
+
+def test_a_turn_tells_one_batch_and_a_batch_is_bounded(publish: Any) -> None:
+    told, listener = publish()
+    settle(told)
+    told.take(prompt(1, 8192))
+    assert settle(told) >= 8192 * PAGE_TOKENS // EVENT_TOKENS
+    assert len(replay(told, listener, 0)) >= 1 + 8192 * PAGE_TOKENS // EVENT_TOKENS
+    assert listener.tokens(list(range(1, 1 + 8192 * PAGE_TOKENS)), PAGE_TOKENS) == (8192 * PAGE_TOKENS, 0)
+
+
+def test_what_waits_to_be_told_is_bounded(publish: Any) -> None:
+    """A daemon that is never idle gives it a turn every 64 requests."""
+    told, _ = publish()
+    for number in range(300):
+        told.take(prompt(number, 1024))
+        if number % 64 == 63:
+            told.work(0.0)
+            assert told._backlog_bytes <= BACKLOG_BYTES
+    settle(told)
+    assert told._backlog_bytes == 0
+
+
+def test_the_buffer_is_bounded_in_batches_and_bytes(publish: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, _ = publish(buffer_batches=5)
+    for number in range(20):
+        told.take(prompt(number, 16))
+        settle(told)
+    assert len(told._buffer) == 5
+    monkeypatch.setattr(events, "BUFFER_BYTES", 2000)
+    told.take(prompt(99, 16))
+    settle(told)
+    assert sum(map(len, told._buffer)) == told._buffer_bytes <= 2000
+
+
+def test_who_takes_nothing_is_given_up_and_others_are_served(publish: Any) -> None:
+    told, listener = publish()
+    for number in range(500):
+        told.take(prompt(number * 1_000_000, 1024))
+        settle(told)
+    deaf = Listener(told._config.endpoint, told._config.replay_endpoint, queue=1)
+    try:
+        deaf.ask(0)
+        assert told.replay is not None and told.replay.poll(10_000)
+        for _ in range(200):
+            told.work(0.0)
+        assert len(told._replays) == 1 and 0 < told.wait_s(0.0) < 0.1, "its queue is full: tried again later"
+        listener.ask(told.first)
+        clock = count()
+        assert len(listener.hear_replay(lambda: told.work(next(clock) / 200))) == 500
+        assert len(told._replays) == 1
+        told.work(events.REPLAY_PATIENCE_S + next(clock) / 200)
+        assert not told._replays
+    finally:
+        deaf.close()
+
+
+def test_no_more_replays_than_allowed(publish: Any) -> None:
+    told, listener = publish()
+    many = [Listener(told._config.endpoint, told._config.replay_endpoint) for _ in range(events.REPLAYS + 4)]
+    try:
+        for one in many:
+            one.ask(0)
+            assert told.replay is not None and told.replay.poll(10_000)
+            told._take_replays(told.replay, 0.0)
+        assert len(told._replays) == events.REPLAYS
+        settle(told)
+        assert [len(one.hear_replay()) for one in many[: events.REPLAYS]] == [1] * events.REPLAYS
+        assert len(replay(told, listener, 0)) == 1
+    finally:
+        for one in many:
+            one.close()
