@@ -104,6 +104,15 @@ def test_what_leaves_makes_room_and_what_comes_takes_it():
     assert len(tier.host.take(4, leaving=-1)) == 0
 
 
+def test_a_copy_that_is_being_read_stays_though_it_was_computed_again_meanwhile():
+    tier = Tier(3)
+    read, other = tier.both("ab", 2), tier.both("c", 1)
+    tier.host.used([read])  # the hottest
+    tier.host.pages.move(array("i", bytes(read.host)), CACHED, SAVE)
+    assert len(tier.host.take(3)) == 1
+    assert (tier.words(), len(read.host), other.host) == (["ab"], 8, b"")
+
+
 def test_what_a_copy_holds_stays():
     tier = Tier(3)
     held, other = tier.only("ab", 1), tier.only("c", 2)

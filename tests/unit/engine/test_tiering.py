@@ -160,6 +160,18 @@ def test_what_is_computed_again_although_the_host_tier_has_it_is_on_both():
     assert world.where(P)[1] == 2  # clean: it sank without having been saved again
 
 
+def test_what_is_computed_again_may_have_been_let_go_of_at_different_times():
+    world = World(8, 8)
+    world.serve(P)
+    world.serve(P[:2])
+    world.serve(range(20, 28))
+    assert world.where(P) == (0, 4)
+    world.host.rests_until = world.pair.now + 1
+    held = world.worker.compute([*P, 9])
+    assert (world.where([*P, 9]), world.where(P[:2])) == ((5, 0), (2, 0))
+    world.worker.free(held)
+
+
 # -- ahead of need ----------------------------------------------------------------------------------------------------
 
 
