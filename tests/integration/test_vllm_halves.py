@@ -19,6 +19,7 @@ from radixkv.adapters.vllm.door import Door, DoorSettings
 from radixkv.adapters.vllm.namespace import Namespaces
 from radixkv.adapters.vllm.scheduler import SchedulerHalf
 from radixkv.adapters.vllm.worker import WorkerHalf
+from radixkv.client.verbs import Found
 from radixkv.config import KVSpec
 
 BLOCK = 4
@@ -217,6 +218,23 @@ def test_a_request_that_is_aborted_before_its_load_holds_nothing(daemon, engines
         aborted = request(tokens, f"a{number}")
         assert engine.scheduler.matched(aborted, 0) == 12
         engine.scheduler.finished(aborted.request_id)
+
+
+def test_what_is_only_in_the_host_tier_is_computed_without_waiting(daemon_factory, engines, wait_until) -> None:
+    daemon = daemon_factory(pools=[{"pages": 8, "host_pages": 32}])
+    engine, tokens = engines(daemon.endpoint), tokens_of(1, 13)
+    engine.compute(request(tokens), [0, 1, 2, 3])
+    with radixkv.connect(daemon.endpoint) as client:
+        pool = client.pool()
+        namespace = Namespaces("toy", {}).of(request([1]))
+        with pool.reserve(range(8 * BLOCK), timeout=5.0):  # all of the device tier
+            wait_until(lambda: pool.lookup(tokens, namespace=namespace) == Found(0, 12))
+        assert engine.load(request(tokens, "x"), [4, 5, 6, 7]) == 0
+        engine.compute(request(tokens, "y"), [8, 9, 10, 11])
+        assert engine.load(request(tokens, "z"), [4, 5, 6, 7]) == 12
+        # What the host tier kept, or what was computed again: in an engine they are the same.
+        assert any(torch.equal(engine.content([4, 5, 6]), engine.content(kept)) for kept in ([0, 1, 2], [8, 9, 10]))
+        wait_until(lambda: client.stats().pools["default"]["sequences"] == 0)
 
 
 def test_without_a_daemon_everything_is_computed(tmp_path, engines) -> None:
