@@ -24,7 +24,7 @@ from tests.contract.test_connect import answer_hello
 
 POOLS = [{"name": "default", "pages": 128}, {"name": "small", "pages": 4}]
 TICKS = 20
-SEEDS = range(4)
+SEEDS = range(3)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,21 @@ def test_tasks_on_one_sequence_come_one_after_the_other(daemon: Any, ns: Any) ->
             await seq.commit(30)
             async with await pool.reserve(seq.tokens, namespace=ns, last_page="keep") as other:
                 assert other.page_table[:7].tolist() == seq.page_table[:7].tolist()
+
+    run(main())
+
+
+def test_what_comes_behind_a_waiting_call_waits_too(daemon: Any, ns: Any) -> None:
+    async def main() -> None:
+        async with default_pool(daemon) as pool:
+            seq, fence = await pool.reserve(range(8), namespace=ns), HeldFence()
+            await seq.commit(8, after=fence)
+            handoff, extend = asyncio.create_task(seq.handoff()), asyncio.create_task(seq.extend([1]))
+            await after_some_ticks(fence.done.set)
+            with pytest.raises(radixkv.StaleHandle):
+                await extend
+            async with await pool.adopt(await handoff) as moved:
+                assert (moved.length, moved.committed_tokens) == (8, 8)
 
     run(main())
 
@@ -442,6 +457,25 @@ def test_leaving_a_block_keeps_the_bodys_error(daemon: Any, ns: Any, idle: Any) 
 
     run(main())
     idle()
+
+
+def test_a_daemon_that_dies_keeps_nobody_waiting(daemon_factory: Any, ns: Any) -> None:
+    daemon = daemon_factory(pools=POOLS)
+
+    async def main() -> None:
+        async with default_pool(daemon) as pool:
+            sequences = [await pool.reserve(range(8), namespace=ns) for _ in range(4)]
+            daemon.pause()
+            calls = [asyncio.create_task(seq.commit(4)) for seq in sequences]
+            await asyncio.sleep(0.05)
+            daemon.kill()
+            started = time.monotonic()
+            for outcome in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(outcome, radixkv.Unavailable)
+            assert time.monotonic() - started < 10
+            assert not any(seq.valid() for seq in sequences)
+
+    run(main())
 
 
 # -- loops and processes ------------------------------------------------------------------------------------------
