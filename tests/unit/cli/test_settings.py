@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from radixkv.cli import settings
-from radixkv.cli.flags import LimitFlags, ServerFlags
-from radixkv.config import Config, Limits, ServerConfig
+from radixkv.cli.flags import EventFlags, LimitFlags, ServerFlags
+from radixkv.config import Config, EventsConfig, Limits, ServerConfig
 from radixkv.errors import ConfigError
 
 POOL = "name=default,layers=1,kv_heads=1,head_dim=8,dtype=float32,page_size=4,pages=8"
@@ -201,6 +201,38 @@ def test_two_pools_of_one_name_are_refused(machine: Machine) -> None:
     assert "pool.name = ['a', 'a'] is not allowed" in machine.refusal(pools=["name=a,pages=1", "name=a,pages=1"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ({"events.endpoint": "pub.sock"}, ["events.endpoint = 'pub.sock'", "ipc:// and an absolute path"]),
+        ({"events.replay_endpoint": "tcp://h:1"}, ["events.replay_endpoint = 'tcp://h:1'", "beside events.endpoint"]),
+        (
+            {"events.endpoint": "tcp://h:1", "events.replay_endpoint": "tcp://h:1"},
+            ["events.replay_endpoint = 'tcp://h:1'", "(from --events.replay-endpoint)"],
+        ),
+        ({"events.format": "json"}, ["events.format = 'json'", "array, map"]),
+        ({"events.hash": "int32"}, ["events.hash = 'int32'", "int64, bytes"]),
+        ({"events.rank": "-1"}, ["events.rank = -1", "from 0"]),
+        ({"events.buffer_batches": "0"}, ["events.buffer_batches = 0", "from 1"]),
+        ({"events.hwm": "0"}, ["events.hwm = 0", "from 1"]),
+        ({"events.endpoint": "tcp://h:1"}, ["events.pool = ''", "the name of a pool: a, b"]),
+        ({"events.endpoint": "tcp://h:1", "events.pool": "c"}, ["events.pool = 'c'", "the name of a pool: a, b"]),
+    ],
+)
+def test_events_that_cannot_be_are_refused(machine: Machine, flags: dict[str, str], parts: list[str]) -> None:
+    message = machine.refusal(flags, pools=["name=a,pages=1", "name=b,pages=1"])
+    for part in parts:
+        assert part in message
+
+
+def test_one_pool_is_told_of(machine: Machine) -> None:
+    pools = ["name=a,pages=1", "name=b,pages=1"]
+    told = machine.load({"events.endpoint": "tcp://h:1", "events.pool": "b"}, pools=pools).told_pool
+    assert told.name == "b"
+    assert machine.load({"events.endpoint": "tcp://h:1"}, pools=pools[:1]).told_pool.name == "a"
+
+
 def test_there_is_a_flag_for_every_server_setting_and_every_limit() -> None:
+    assert [field.name for field in fields(EventFlags)] == [field.name for field in fields(EventsConfig)]
     assert [field.name for field in fields(ServerFlags)] == [field.name for field in fields(ServerConfig)]
     assert [field.name for field in fields(LimitFlags)] == [field.name for field in fields(Limits)]

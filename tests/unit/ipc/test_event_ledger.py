@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 
 import pytest
 
-from fuzz.pairs.recovery import Odds, RecoveryPair
+from fuzz.pairs.recovery import Odds, RecoveryPair, Tables
 from fuzz.targets.engine import EngineTarget, random_config
 from fuzz.targets.tiers import TiersTarget
 from radixkv import commands
 from radixkv.allocator.page_states import CACHED
 from radixkv.config import PoolConfig
+from radixkv.engine.recover import recover
 from radixkv.ipc import event_ledger
 from radixkv.ipc.event_ledger import Cleared, Ledger, Removed, Stored
 from tests.unit.ipc.routing import Router, blocks_of
@@ -102,6 +104,36 @@ def test_restarts(seed: int) -> None:
             ledger.restore(images[name], images[name].states == CACHED)
             told.routers[name].hear(ledger.everything())
         told.compare(pair.real)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_restart_of_two_tiers(seed: int) -> None:
+    """What the next daemon finds in the table is what it tells first."""
+    target = TiersTarget(random.Random(seed))
+    config, do = target.pair.config, target.pair.do
+    (pool,) = config.pools
+    tables = Tables(config)
+
+    def stored(command: commands.Command) -> commands.Outcome:
+        outcome = do(command)
+        for write in outcome.writes:
+            tables.apply(write)
+        return outcome
+
+    target.pair.do = stored  # type: ignore[method-assign]
+    for _ in range(6):
+        for _ in range(40):
+            target.step()
+        engine, writes = recover(config, ("boot", "cache"), tables.found(tables.raw(), set()))
+        after = Tables(config)
+        os.pwrite(after.writers[pool.name].fd, tables.raw()[pool.name], 0)
+        for write in writes:
+            after.apply(write)
+        image = after.found(after.raw(), set()).images[pool.name]
+        ledger, router = Ledger(pool), Router()
+        ledger.restore(image, image.states == CACHED)
+        router.hear(ledger.everything())
+        assert router.blocks == blocks_of(engine.pools[pool.name])
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -95,6 +95,17 @@ def test_a_turn_tells_one_batch_and_a_batch_is_bounded(publish: Any) -> None:
     assert listener.tokens(list(range(1, 1 + 8192 * PAGE_TOKENS)), PAGE_TOKENS) == (8192 * PAGE_TOKENS, 0)
 
 
+def test_everything_is_not_told_while_something_is_half_told(publish: Any) -> None:
+    """It would have what the next batch tells again."""
+    told, listener = publish(buffer_batches=1)
+    for pages in (8, 16):
+        told.take(prompt(7, pages))
+        settle(told)
+    told.take(prompt(1, 8192))
+    assert len(replay(told, listener, 0)) == 1
+    assert len(listener.blocks["GPU"]) == 8192
+
+
 def test_what_waits_to_be_told_is_bounded(publish: Any) -> None:
     """A daemon that is never idle gives it a turn every 64 requests."""
     told, _ = publish()
