@@ -51,7 +51,7 @@ def test_every_key_is_one_or_the_other() -> None:
     assert keys == fixed
     assert set(PoolConfig.__dataclass_fields__) - fixed - {"spec"} == {
         "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "pin_limit_pages",
-        "reclaim_pages",
+        "namespace_floor_pages", "namespace_cap_pages", "reclaim_pages",
         "host_write", "host_load_min_tokens",
     }  # fmt: skip
 
