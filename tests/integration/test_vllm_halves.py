@@ -298,3 +298,19 @@ def test_a_daemon_that_was_killed_is_replaced(daemon_factory, engines, wait_unti
     assert torch.equal(engine.content([8, 9, 10]), engine.content([0, 1, 2]))
     with radixkv.connect(again.endpoint) as client:
         wait_until(lambda: client.stats().pools["default"]["sequences"] == 0)
+
+
+def test_what_was_copied_from_pages_that_may_be_somebody_elses_is_not_used(daemon_factory, engines) -> None:
+    daemon = daemon_factory(pools=[{}])
+    engine, tokens = engines(daemon.endpoint), tokens_of(1, 13)
+    engine.compute(request(tokens), [0, 1, 2, 3])
+    find_pages = engine.worker._pages
+
+    def replace_the_daemon_first(memory: Any) -> list[torch.Tensor]:
+        daemon.kill()
+        daemon_factory(pools=[{}], endpoint=daemon.endpoint)
+        return find_pages(memory)
+
+    engine.worker._pages = replace_the_daemon_first
+    assert engine.load(request(tokens, "between"), [4, 5, 6, 7]) == 0
+    assert torch.equal(engine.content([4, 5, 6]), engine.content([0, 1, 2]))  # copied, and still not to be trusted
