@@ -16,12 +16,13 @@ import pytest
 
 from fuzz.model.packing import pack_tokens
 from radixkv import commands
-from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.config import Config, EventsConfig, KVSpec, Limits, PoolConfig, ServerConfig
 from radixkv.daemon import ROUND_S, TICK_S, Daemon
 from radixkv.device.descriptors import CACHED, FREE, PRIVATE, QUARANTINED
 from radixkv.device.pool_memory import PoolMemory
 from radixkv.engine.engine import Engine
 from radixkv.ipc.endpoint import resolve
+from radixkv.ipc.events import Events
 from radixkv.ipc.fdstore import Stored
 from radixkv.ipc.log import open_log
 from radixkv.starting import Parts
@@ -310,3 +311,18 @@ def test_it_wakes_when_the_copier_counts_as_stuck(tiered):
     tiered.sleeps_s(0.25)
     tiered.say(commands.Stats(), session=0)
     assert tiered.desk.left[-1][0].snapshot["counters"]["copies_timed_out"] == 1
+
+
+def test_routers_are_told_when_the_replies_have_left(talk, tmp_path):
+    events = Events(EventsConfig(endpoint=f"ipc://{tmp_path}/pub"), POOL, None)
+    with closing(events):
+        events.work(0.0)
+        told, before = events._next, len(talk.desk.left)
+        talk.daemon._events = events
+        talk.cache(1, range(8))
+        assert len(talk.desk.left) == before + 3
+        assert events._next == told, "to serve a request is not to tell of it"
+        assert talk.daemon._sleep_ms() == 0, "but it is told before the daemon sleeps"
+        events.work(0.0)
+        assert events._next == told + 1
+        assert events.wait_s(0.0) == math.inf
