@@ -24,7 +24,8 @@ IDLE_S = 11.0
 
 RECOVERIES = 5
 RECOVERED_PAGES, SEQUENCE_PAGES = 100_000, 250
-RECOVERY_POOL = "name=default,layers=1,kv_heads=1,head_dim=8,dtype=float16,page_size=16,pages=131072"
+RECOVERY_POOL = "name=default,layers=1,kv_heads=1,head_dim=8,dtype=float16,page_size=16,pages="
+DEVICE_ALONE, BOTH_TIERS = f"{RECOVERY_POOL}131072", f"{RECOVERY_POOL}{RECOVERED_PAGES},host_pages=131072"
 
 IDLE_BAR_PERCENT, RSS_BAR_MB, START_BAR_S, RECOVER_BAR_S = 1.0, 80.0, 1.0, 1.0
 
@@ -46,26 +47,36 @@ def rows() -> Iterator[Row]:
         yield single("daemon.idle_cpu_percent", "%", idle_cpu_percent(daemon.pid), IDLE_BAR_PERCENT)
         yield single("daemon.rss_mb", "MB", resident_bytes(daemon.pid) / 1e6, RSS_BAR_MB)
         client.close()
-    yield row("daemon.recover_s", "s", summarize(list(recoveries())), RECOVER_BAR_S, reference=median(starts))
+    for name, pool, pages in (
+        ("daemon.recover_s", DEVICE_ALONE, RECOVERED_PAGES),
+        ("daemon.recover_tiers_s", BOTH_TIERS, 2 * RECOVERED_PAGES),
+    ):
+        yield row(name, "s", summarize(list(recoveries(pool, pages))), RECOVER_BAR_S, reference=median(starts))
 
 
-def recoveries() -> Iterator[float]:
-    """Seconds from SIGKILL to the first hit that the next daemon serves, connecting and mapping included."""
+def recoveries(memory: str, pages: int) -> Iterator[float]:
+    """Seconds from SIGKILL to the first hit that the next daemon serves, connecting and mapping included.
+
+    ``pages`` are cached; those that the device has no room for are in the host tier.
+    """
     source = generator(7)
-    prompts = [fresh(source, SEQUENCE_PAGES * PAGE_SIZE) for _ in range(RECOVERED_PAGES // SEQUENCE_PAGES)]
-    with serving(["--supervised", "--pool", RECOVERY_POOL]) as daemon:
+    prompts = [fresh(source, SEQUENCE_PAGES * PAGE_SIZE) for _ in range(pages // SEQUENCE_PAGES)]
+    with serving(["--supervised", "--pool", memory]) as daemon:
         with radixkv.connect(daemon.endpoint) as client:
             pool = client.pool("default")
             for prompt in prompts:
                 with pool.reserve(prompt, namespace=NAMESPACE) as seq:
                     seq.commit(len(prompt))
-            assert client.stats().pools["default"].pages["cached"] == RECOVERED_PAGES
-        for prompt in prompts[:RECOVERIES]:
+            there = client.stats().pools["default"]
+            assert there.pages["cached"] + there.host_only_pages == pages
+        for prompt in prompts[-RECOVERIES:]:
             begin = time.monotonic()
             os.kill(daemon.pid, signal.SIGKILL)
             with radixkv.connect(daemon.endpoint, timeout=60.0) as client:
                 with client.pool("default").reserve(prompt, namespace=NAMESPACE) as seq:
                     assert seq.cached_tokens == len(prompt) - 1
+                    found = client.pool("default").lookup([prompts[0]], namespace=NAMESPACE)[0]
+                    assert found.device_tokens + found.host_tokens == len(prompts[0])
                 yield time.monotonic() - begin
             daemon = daemon.next()  # noqa: PLW2901 - the one that goes on
 

@@ -322,10 +322,12 @@ def test_the_daemon_dies_while_pages_are_copied(tiered: Any, wait_until: Any, to
 
 @pytest.mark.parametrize("end", ["killed", "asked to"])
 def test_a_warm_start_has_the_same_memory_of_both_tiers(tiered: Any, raw_worker: Any, end: str) -> None:
-    daemon, pool = tiered(supervised=True, pages=16, host_pages=16)
+    daemon, pool = tiered(supervised=True, pages=16, host_pages=32)
     for number in range(4):
         answer(pool, document(number, 32))
     before, copier = arenas(daemon.pid), copier_of(daemon)
+    found = pool.lookup([document(number, 32) for number in range(4)], namespace=NAMESPACE)
+    assert [(one.device_tokens, one.host_tokens) for one in found] == [(0, 32), (0, 32), (32, 0), (32, 0)]
     if end == "killed":
         daemon.kill_daemon()
     else:  # as `radixkv drain` does
@@ -333,7 +335,10 @@ def test_a_warm_start_has_the_same_memory_of_both_tiers(tiered: Any, raw_worker:
     daemon.wait_ready()
     assert process_state(copier) in ("", "Z")
     assert arenas(daemon.pid) == before and {name for name, _ in before} == {"arena", "host"}
+    assert pool.lookup([document(number, 32) for number in range(4)], namespace=NAMESPACE) == found
     assert answer(pool, document(3, 32), timeout=20.0) == 31
+    for number in (0, 1, 2, 3):
+        assert answer(pool, document(number, 32)) == 31, "from either tier, to the byte"
     work(pool, 3, 40)
 
 
