@@ -192,13 +192,15 @@ def test_a_child_that_touches_the_mapping_faults(client: Any, pool: Any, ns: Any
         assert seq.valid()
 
 
-def test_a_child_that_holds_the_connection_holds_the_pages_back(daemon: Any, client: Any, wait_until: Any) -> None:
+def test_a_child_that_holds_the_connection_holds_the_pages_back(
+    daemon: Any, client: Any, wait_until: Any, ns: Any
+) -> None:
     """Forked by a library, so that nobody could close it there. Pins are back at once, pages with the child's end."""
     script = """
 import ctypes, os, signal, sys, radixkv
 client = radixkv.connect(sys.argv[1])
 pool = client.pool("half")
-shared = pool.reserve(range(9))
+shared = pool.reserve(range(9), namespace=radixkv.Namespace(sys.argv[2]))
 shared.commit(9)
 child = ctypes.PyDLL(None).fork()
 if child == 0:
@@ -212,18 +214,19 @@ os.kill(os.getpid(), signal.SIGKILL)
         pool = client.stats().pools["half"]
         return pool.evictable_pages, pool.pages.quarantined, pool.pages.free
 
-    _, _, free = pages()
+    evictable, _, free = pages()
     sessions = client.stats().sessions
-    with subprocess.Popen([sys.executable, "-c", script, daemon.endpoint], stdout=subprocess.PIPE) as parent:
+    command = [sys.executable, "-c", script, daemon.endpoint, ns.model]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         try:
             parent.wait(60)
             wait_until(lambda: client.stats().sessions == sessions, what="the end of the dead worker's session")
-            assert pages() == (2, 1, free - 3)
+            assert pages() == (evictable + 2, 1, free - 3)
         finally:
             os.kill(child, signal.SIGKILL)
-    wait_until(lambda: pages() == (2, 0, free - 2), what="the return of the private page")
+    wait_until(lambda: pages() == (evictable + 2, 0, free - 2), what="the return of the private page")
 
 
 def test_multiprocessing_with_fork_exits_cleanly(daemon: Any) -> None:
