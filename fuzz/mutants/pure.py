@@ -88,6 +88,7 @@ LEFT_OUT = (
     "tests/unit/client/test_resume_engine.py::test_a_seed_that_nobody_chose",
     "tests/unit/engine/test_recover.py::test_a_hundred_thousand_pages_cost_what_they_are",
     "tests/unit/engine/test_recover.py::test_random_histories_cut_at_every_store",
+    "tests/unit/engine/test_recover_tiers.py::test_random_histories_cut_at_every_store",
     "tests/unit/evictor/test_policies.py::test_a_hook_costs_the_same_whatever_the_cache_holds",
 )
 """Tests of these files that compare times, or do something else each time."""
