@@ -137,7 +137,7 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(asked=batches(), pool=st.sampled_from(["page1", "page4", "page16", None]), seed=st.integers(0, 99))
 def test_any_batch_gives_what_model_generate_gives(
     models: tuple[Any, Any], client: radixkv.Client, asked: dict[str, Any], pool: str | None, seed: int

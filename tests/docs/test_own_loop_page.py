@@ -1,0 +1,49 @@
+"""docs/own-loop.md: its loop is the shipped example, and prints what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import radixkv
+from radixkv.adapters.transformers import refusals
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "own-loop.md").read_text()
+POOL = {"layers": 2, "kv_heads": 2, "head_dim": 8, "dtype": "float32", "page_size": 4, "pages": 64}
+
+
+def test_the_programs_are_the_shipped_files() -> None:
+    own, generate = re.findall(r"```python\n(\"\"\".*?)```", PAGE, flags=re.DOTALL)
+    assert own == (ROOT / "examples" / "own_loop.py").read_text()
+    assert generate == (ROOT / "examples" / "generate.py").read_text()
+
+
+def test_the_pool_of_the_page_is_the_one_tested() -> None:
+    assert "pool name=default," + ",".join(f"{key}={value}" for key, value in POOL.items()) in PAGE
+
+
+def test_the_loop_prints_what_the_page_says(daemon_factory: Any) -> None:
+    daemon = daemon_factory(pools=[POOL])
+    run = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "examples" / "own_loop.py"],
+        env={**os.environ, "RADIXKV_ENDPOINT": daemon.endpoint, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert f"```\n{run.stdout}```" in PAGE
+    with radixkv.connect(daemon.endpoint) as client:
+        assert client.stats()["pools"]["default"]["pages"]["private"] == 0
+
+
+@pytest.mark.parametrize("name", [*refusals.KEYWORDS, *refusals.SETTINGS])
+def test_what_generate_refuses_is_on_the_page(name: str) -> None:
+    assert f"`{name}`" in PAGE
