@@ -24,6 +24,8 @@ from radixkv.tree.walk import Match
 
 ROUNDS = 8
 PATIENCE_S = COPY_WAIT_S
+BATCH_BYTES = 64 * 2**20
+"""What the reclaimer copies at once: some 20 ms, for whoever has to wait for his own copies behind it."""
 _NEW = 0.3
 """What the latest load counts for in the measured speed."""
 REST_S = 1.0
@@ -50,6 +52,8 @@ class Tiering:
         self.host = host
         self._effects = effects
         self._ids = ids
+        spec = pool.config.spec
+        self._batch_pages = max(1, BATCH_BYTES // (spec.page_bytes * pool.config.ranks))
         self.load_bytes_per_s = 0.0
         """As measured, the later loads counting for more; 0: none yet."""
 
@@ -123,11 +127,11 @@ class Tiering:
             return
         if any(copying.to_host for copying in host.copies.values()):
             return
-        host.taken = 0
         victims = self._coldest(high - free)
-        if not _dirty(victims):
-            return
-        targets = host.take(_dirty(victims))
+        dirty = _dirty(victims)
+        if dirty <= self._batch_pages:
+            host.taken = 0  # else the rest follows when these have been copied
+        targets = host.take(min(dirty, self._batch_pages))
         left, some = len(targets), []  # nothing is dropped for what might be needed: the hottest are left out
         for node, count in victims:
             if left and not node.host:

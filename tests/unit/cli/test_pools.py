@@ -122,7 +122,7 @@ def test_a_model_config_says_the_spec_and_written_keys_win(tmp_path: Path) -> No
         ("host_bytes=0", ["pool.host_bytes = 0 ", "at least one page (737280)"]),
         ("host_bytes=5MB", ["pool.host_bytes = '5MB'", "a size as in 512MiB"]),
         ("host_bytes=1GiB,host_pages=1", ["pool.host_bytes", "host_pages or host_bytes, not both"]),
-        ("host_pages=-1", ["pool.host_pages = -1 ", "a whole number from 0 to 2147483647"]),
+        ("host_pages=-1", ["pool.host_pages = -1 ", "a whole number from 0 to 2147482919"]),
         ("host_pages=1,policy=lfu", ["pool.policy = 'lfu'", "lru with a host tier"]),
         ("host_staging_pages=-1", ["pool.host_staging_pages = -1 ", "a whole number from 0"]),
         ("pages=4,reclaim_pages=5", ["pool.reclaim_pages = 5 ", "a whole number from -1 to 4"]),
