@@ -48,7 +48,7 @@ def test_all_went_as_it_must(run: Any) -> None:
     result, _, _ = run
     assert result["ok"] is True
     assert list(result) == ["requests", "kills", "pages", "saved", "boot_ids", "ok"]
-    assert [request["id"] for request in result["requests"]] == ["1", "2", "3", "4", "6", "7", "8"]
+    assert [request["id"] for request in result["requests"]] == ["1", "2", "3", "4", "6", "7", "8", "9"]
     assert all(request["equal"] and request["output"] for request in result["requests"])
 
 
@@ -58,16 +58,17 @@ def test_the_first_computes_and_the_others_find_it_cached(run: Any) -> None:
     for request in others:
         assert request["cached_tokens"] >= 96
         assert request["cached_tokens"] + request["computed_tokens"] == request["prompt_tokens"]
-        assert request["page_table_head"] == first["page_table_head"]
+        if request["id"] != "9":  # those had left the device, and came back elsewhere
+            assert request["page_table_head"] == first["page_table_head"]
     assert run[0]["saved"]["tokens"] == sum(request["cached_tokens"] for request in others)
 
 
 def test_three_workers_answered_and_one_was_killed(run: Any) -> None:
     result, _, _ = run
-    one, two, again, beside, three, amid, last = (request["worker_pid"] for request in result["requests"])
-    assert one == again == last
+    one, two, again, beside, three, amid, after, back = (request["worker_pid"] for request in result["requests"])
+    assert one == again == after
     assert two == beside
-    assert three == amid
+    assert three == amid == back
     assert len({one, two, three}) == 3
     kill = result["kills"][0]
     assert f"pid {two}" in kill["what"]
@@ -79,8 +80,8 @@ def test_the_daemon_was_killed_and_the_next_one_went_on(run: Any) -> None:
     assert [kill["what"] for kill in result["kills"][1:]] == ["daemon"]
     assert result["kills"][0]["at_s"] < result["kills"][1]["at_s"]
     assert len(set(result["boot_ids"])) == len(result["boot_ids"]) == 2
-    last = result["requests"][-1]
-    assert last["ttft_s"] < max(1.0, last["ttft_uncached_s"] / 10)
+    (after,) = [request for request in result["requests"] if request["id"] == "8"]
+    assert after["ttft_s"] < max(1.0, after["ttft_uncached_s"] / 10)
     told = re.search(r"(\d+) more tokens came in the (\d+\.\d\d) s until the next daemon", " ".join(shown.split()))
     assert told is not None
     assert 0 < float(told[2]) < 30

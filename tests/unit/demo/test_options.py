@@ -13,12 +13,12 @@ from radixkv.demo.options import BadInput, load
 def test_the_handbook_and_its_questions_are_the_default() -> None:
     task = load(None, ())
     assert task.document.startswith("# Handbook of the Harbour")
-    assert len(set(task.questions)) == 8
+    assert len(set(task.questions)) == 9
 
 
-def test_fewer_than_eight_questions_are_asked_again() -> None:
-    assert load(None, ("a?", "b?")).questions == ("a?", "b?") * 4
-    assert load(None, [str(number) for number in range(9)]).questions == tuple("01234567")
+def test_fewer_than_nine_questions_are_asked_again() -> None:
+    assert load(None, ("a?", "b?")).questions == (*("a?", "b?") * 4, "a?")
+    assert load(None, [str(number) for number in range(10)]).questions == tuple("012345678")
 
 
 def test_another_document(tmp_path: Path) -> None:

@@ -176,3 +176,17 @@ def test_the_json_object_has_exactly_its_keys() -> None:
     }
     result.faults.append("something")
     assert report.as_json(result)["ok"] is False
+
+
+def test_a_document_that_came_back_from_the_host_tier() -> None:
+    away = PageCount("away", 100, {"free": 0, "cached": 0, "private": 100}, 1, host_only=3, loaded=5)
+    back = PageCount("back", 100, count().states, 0, host_only=1, loaded=8)
+    good = answer()
+    assert verdict.host_faults(away, back, good) == []
+    stayed = PageCount("away", 100, {"cached": 2}, 1, host_only=3, loaded=5)
+    assert verdict.host_faults(stayed, back, good) == ["2 cached pages were still on the device, 3 had left it"]
+    lost = PageCount("away", 100, {"cached": 0}, 1, host_only=0, loaded=5)
+    assert verdict.host_faults(lost, back, good) == ["0 cached pages were still on the device, 0 had left it"]
+    assert verdict.host_faults(away, away, good) == ["request 2: 0 pages were loaded for 32 cached tokens"]
+    slow = answer(ttft_s=6.0)
+    assert verdict.host_faults(away, back, slow) == ["request 2: 6.00 s to load the document, 5.00 s to compute it"]
