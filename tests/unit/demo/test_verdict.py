@@ -184,9 +184,9 @@ def test_a_document_that_came_back_from_the_host_tier() -> None:
     good = answer()
     assert verdict.host_faults(away, back, good) == []
     stayed = PageCount("away", 100, {"cached": 2}, 1, host_only=3, loaded=5)
-    assert verdict.host_faults(stayed, back, good) == ["2 cached pages were still on the device, 3 had left it"]
+    assert verdict.host_faults(stayed, back, good) == ["2 cached pages were still on the device, 3 had left"]
     lost = PageCount("away", 100, {"cached": 0}, 1, host_only=0, loaded=5)
-    assert verdict.host_faults(lost, back, good) == ["0 cached pages were still on the device, 0 had left it"]
+    assert verdict.host_faults(lost, back, good) == ["0 cached pages were still on the device, 0 had left"]
     assert verdict.host_faults(away, away, good) == ["request 2: 0 pages were loaded for 32 cached tokens"]
     slow = answer(ttft_s=6.0)
     assert verdict.host_faults(away, back, slow) == ["request 2: 6.00 s to load the document, 5.00 s to compute it"]
