@@ -53,9 +53,14 @@ class WaitingLine:
     def next_end(self) -> float | None:
         """When the first of those that wait gives up."""
         ends = self._ends
-        while ends and ends[0][1:] not in self._line:
+        while ends and not self._counts(ends[0]):
             heapq.heappop(ends)
         return ends[0][0] if ends else None
+
+    def _counts(self, end: tuple[float, int, int]) -> bool:
+        """Who left the line and came back has another end now."""
+        waiting = self._line.get(end[1:])
+        return waiting is not None and waiting.until == end[0]
 
     def overdue(self, now: float) -> list[Waiting]:
         """Take out all whose time is over."""
