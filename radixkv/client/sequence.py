@@ -196,7 +196,8 @@ class SequenceState:
             committed=min(facts.committed, n),
             cached=min(facts.cached, n),
             writable_from=min(facts.writable_from, n // page * page),
-            copy_rows=left + self._carried_out(reply.copy_rows, copy),
+            # Given up meanwhile, its pages may be another's by the time that this answer is read.
+            copy_rows=left + self._carried_out(reply.copy_rows, copy and not self.closed),
         )
         del self._tokens[n * TOKEN_BYTES :]
 

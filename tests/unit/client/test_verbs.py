@@ -25,6 +25,7 @@ from radixkv.commands import (
     Shared,
     Step,
     Stepped,
+    Truncated,
 )
 from radixkv.errors import BadRequest, OutOfPages, SessionLost, StaleHandle, Timeout, Unavailable, VersionMismatch
 
@@ -391,3 +392,18 @@ def test_a_reserve_says_how_fast_the_worker_computes(desk: Any, good: Any) -> No
     desk.answer = good
     desk.run(verbs.reserve(desk.core, desk.pool, want()))
     assert desk.bodies[0].prefill_tokens_per_s == 8000.0
+
+
+def test_rows_of_a_truncate_are_not_copied_once_the_sequence_is_given_up(desk: Any, good: Any) -> None:
+    """Both went out together: by the time that the answers are read the target may be another sequence's."""
+    desk.answer = good
+    seq = desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    copied: list[Any] = []
+    seq.memory.copy_rows = lambda rows: copied.extend(rows) or True
+    reply = Truncated(1, np.int32(9).tobytes(), [(int(seq.page_table[0]), 9, 1)])
+    seq.closed = True
+    seq.truncated_to(1, reply, copy=True)
+    assert copied == []
+    seq.closed = False
+    seq.truncated_to(1, reply, copy=True)
+    assert copied == reply.copy_rows
