@@ -130,7 +130,9 @@ class TruncateItem(Item):
         return Truncate(self.seq.id, self.n)
 
     def apply(self, result: Truncated) -> None:
-        self.seq.truncated_to(self.n, result, self.copy)
+        # A later one on its way may have given up the target: then the last of them copies what is left.
+        last = not self.seq.pool.core.outbox.truncates_after(self)
+        self.seq.truncated_to(self.n, result, self.copy and last)
 
 
 class CommitItem(Item):

@@ -161,6 +161,13 @@ class Outbox:
             items = [deferred.item for deferred in self._queues.get(seq, ())] + self._flying.get(seq, [])
         return any(isinstance(item, TruncateItem) for item in items)
 
+    def truncates_after(self, item: Item) -> bool:
+        """Has another truncate of the item's sequence been sent after it?"""
+        with self._lock:
+            flying = self._flying.get(item.seq, [])
+            later = flying[flying.index(item) + 1 :] if item in flying else []
+        return any(isinstance(other, TruncateItem) for other in later)
+
     def unfinished(self, pool: Any) -> list[Deferred | SequenceState]:
         """Of one pool: the operation at the front of each queue, and sequences with operations on their way."""
         with self._lock:

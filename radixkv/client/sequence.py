@@ -197,7 +197,7 @@ class SequenceState:
             cached=min(facts.cached, n),
             writable_from=min(facts.writable_from, n // page * page),
             # Given up meanwhile, its pages may be another's by the time that this answer is read.
-            copy_rows=left + self._carried_out(reply.copy_rows, copy and not self.closed),
+            copy_rows=self._carried_out([*left, *reply.copy_rows], copy and not self.closed),
         )
         del self._tokens[n * TOKEN_BYTES :]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from radixkv.client import verbs
-from radixkv.client.batch import ShareItem
+from radixkv.client.batch import ShareItem, TruncateItem
 from radixkv.client.namespace import Namespace
 from radixkv.client.verbs import Want
 from radixkv.commands import (
@@ -407,3 +407,19 @@ def test_rows_of_a_truncate_are_not_copied_once_the_sequence_is_given_up(desk: A
     seq.closed = False
     seq.truncated_to(1, reply, copy=True)
     assert copied == reply.copy_rows
+
+
+def test_of_two_truncates_on_their_way_the_last_one_copies(desk: Any, good: Any) -> None:
+    """The daemon has carried out both when the first answer is read: what the second gave up may be another's."""
+    desk.answer = good
+    seq = desk.run(verbs.reserve(desk.core, desk.pool, want()))
+    source = int(seq.page_table[0])
+    first, second = TruncateItem(seq, 1), TruncateItem(seq, 1)
+    flying = desk.core.outbox._flying
+    flying[seq] = [first, second]
+    first.apply(Truncated(1, np.int32(9).tobytes(), [(source, 9, 1)]))
+    assert (seq.memory.copied, seq.copy_rows) == ([], [(source, 9, 1)])
+    flying[seq] = [second]
+    second.apply(Truncated(1))
+    assert (seq.memory.copied, seq.copy_rows) == ([(source, 9, 1)], [])
+    del flying[seq]
