@@ -80,7 +80,8 @@ FUZZERS = {
             "priorities",
             "a full cache whose pages have priorities for a time, its victims against a naive one",
             PrioritiesTarget,
-            wanted={"said": 500, "evict": 500, "gave way": 10},
+            smoke_steps=8000,
+            wanted={"said": 500, "evict": 1000, "gave way": 10},
         ),
         Fuzzer("sessions", "sessions, leases and reply windows against dicts that forget nothing", SessionsTarget),
         Fuzzer(
