@@ -100,7 +100,7 @@ def _prove(state: State, session: Worker, claim: Claim) -> _Proof:
         raise SessionLost("a page has been handed out again", page=int(table[wrong[0]]))
     root = _root(pool, lineage, table, claim)
     published, shadows = _immutable(pool, lineage, session, table)
-    committed = _committed(claim, published * pool.page_size, length)
+    committed = _committed(claim, published * pool.page_size)
     if committed > length:
         raise BadRequest("more is complete than there are tokens", committed_tokens=committed, length=length)
     if committed // pool.page_size > published and pool.config.ranks > len(session.ranks):
@@ -112,10 +112,11 @@ def _prove(state: State, session: Worker, claim: Claim) -> _Proof:
     return _Proof(pool, root, match, table, published, shadows, committed, source)
 
 
-def _committed(claim: Claim, immutable: int, length: int) -> int:
+def _committed(claim: Claim, immutable: int) -> int:
     """What an executed commit made immutable is complete, also if it was not answered. The last token of a prompt that
-    was found whole and kept is not, until its worker says so."""
-    return claim.committed if claim.committed + 1 == immutable == length else max(claim.committed, immutable)
+    was found whole and kept is not, until its worker says so: one token that is immutable and not complete may be that
+    one, however long the sequence has become. If it was a commit, the worker asks for it again."""
+    return claim.committed if claim.committed + 1 == immutable else max(claim.committed, immutable)
 
 
 def _shape(state: State, pool: Pool, claim: Claim) -> tuple[NDArray[np.int32], int]:

@@ -637,3 +637,17 @@ def test_the_last_token_of_a_prompt_found_whole_is_still_to_be_committed() -> No
     assert result(world.ask(2, Resume([claim]))) == Kept(7, 8)
     world.commit(2, 7, 7)
     world.commit(2, 7, 8)
+
+
+def test_it_is_also_when_the_sequence_has_grown_meanwhile() -> None:
+    world = World()
+    world.reserve(1, 6, range(8))
+    world.commit(1, 6, 8)
+    reply = world.ask(2, commands.Reserve("p", 7, b"n", pack_tokens(range(8)), 2, "keep"))
+    assert isinstance(reply, commands.Reserved) and reply.cached_tokens == 7
+    claim = world.claim(7, range(10), reply.page_table, 7)
+    world.die()
+    world.rejoin(2)
+    assert result(world.ask(2, Resume([claim]))) == Kept(7, 8)
+    world.commit(2, 7, 7)
+    world.commit(2, 7, 10)
