@@ -458,6 +458,8 @@ class PoolMap(Struct, array_like=True, frozen=True, tag="pool"):
     """How many arenas like this one the pool has, one a rank."""
     host_pages: int = 0
     """How many pages its host tier holds; 0: it has none, and nobody waits for copies."""
+    device: str = ""
+    """UUID of the CUDA device that this rank's arena is on; empty: the machine's memory, and its descriptor a memfd."""
 
 
 AttachReply = Welcome | PoolMap | Failure

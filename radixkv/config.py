@@ -7,6 +7,7 @@ what is allowed.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,9 @@ HOST_WRITE_MODES = ("back", "through")
 EVENT_FORMATS = ("array", "map")
 """Events as arrays (as vLLM's up to 0.23) or as maps with a type (0.24 on)."""
 EVENT_HASHES = ("int64", "bytes")
+
+DEVICE = re.compile(r"cpu|cuda(:(\d{1,3}|GPU-[0-9a-f-]+)(\+(\d{1,3}|GPU-[0-9a-f-]+))*)?")
+"""The machine's memory, or that of CUDA devices, one a rank, by number or UUID."""
 
 PAGE_SIZE_MAX = 256
 PAGES_MAX = 2**31 - 1
@@ -173,6 +177,7 @@ class PoolConfig:
     pin_limit_pages: int = -1
     namespace_floor_pages: int = 0
     namespace_cap_pages: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64 or not self.name.isprintable():
@@ -189,6 +194,7 @@ class PoolConfig:
         if self.policy not in POLICIES:
             raise _refuse("pool.policy", self.policy, ", ".join(POLICIES))
         _whole("pool.ranks", self.ranks, 1, RANKS_MAX)
+        self._check_device()
         _whole("pool.host_pages", self.host_pages, 0, PAGES_MAX - self.pages)
         _whole("pool.host_staging_pages", self.host_staging_pages, 0, PAGES_MAX - self.pages - self.host_pages)
         _whole("pool.reclaim_pages", self.reclaim_pages, -1, self.pages)
@@ -206,6 +212,12 @@ class PoolConfig:
         if self.session_cap_pages and self.session_floor_pages > self.session_cap_pages:
             raise _refuse("pool.session_floor_pages", self.session_floor_pages, "at most session_cap_pages")
 
+    def _check_device(self) -> None:
+        if not DEVICE.fullmatch(str(self.device)):
+            raise _refuse("pool.device", self.device, "cpu, cuda, cuda:0, cuda:GPU-UUID, one a rank: cuda:0+1")
+        if ":" in self.device and len(self.cuda_devices) != self.ranks:
+            raise _refuse("pool.device", self.device, f"as many devices as ranks ({self.ranks}), with + between them")
+
     def _check_shares(self) -> None:
         floor, cap = self.namespace_floor_pages, self.namespace_cap_pages
         _whole("pool.namespace_floor_pages", floor, 0, self.pages)
@@ -217,6 +229,14 @@ class PoolConfig:
             raise _refuse("pool.namespace_floor_pages", floor, "at most namespace_cap_pages")
         if (floor or cap) and (self.policy != "lru" or self.host_pages):
             raise _refuse("pool.policy", self.policy, "lru without a host tier, with floors or caps of namespaces")
+
+    @property
+    def cuda_devices(self) -> tuple[str, ...]:
+        """Number or UUID of each rank's device; none for the machine's memory."""
+        if self.device == "cpu":
+            return ()
+        _, _, named = self.device.partition(":")
+        return tuple(named.split("+")) if named else tuple(map(str, range(self.ranks)))
 
     @property
     def arena_bytes(self) -> int:
@@ -234,9 +254,9 @@ class PoolConfig:
         return self.ranks if self.host_pages else 0
 
     @property
-    def total_bytes(self) -> int:
-        """Of all ranks' arenas, of both tiers."""
-        return self.ranks * (self.arena_bytes + self.host_arena_bytes)
+    def machine_bytes(self) -> int:
+        """Of the machine's memory, by all ranks' arenas: of both tiers, unless the device tier is on a CUDA device."""
+        return self.ranks * (self.host_arena_bytes + (0 if self.cuda_devices else self.arena_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -387,7 +387,7 @@ class Daemon:
         ranks = len(pool.arena_fds)
         if rank >= ranks:
             return Failure("bad_request", f"pool {name!r} has ranks 0 to {ranks - 1}", {"rank": rank, "ranks": ranks})
-        return pool.description, (pool.arena_fds[rank], pool.table_fd)
+        return pool.map_of(rank), (pool.arena_fds[rank], pool.table_fd)
 
     def report(self, command: EndSession | MappingGone) -> bool:
         self._step(command)

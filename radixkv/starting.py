@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from radixkv.config import Config
+from radixkv.config import Config, PoolConfig
 from radixkv.device import arena, manifest
 from radixkv.device.descriptors import CACHED
-from radixkv.device.pool_memory import PoolMemory, geometry_of
+from radixkv.device.pool_memory import Placement, PoolMemory, geometry_of
 from radixkv.device.writer import apply_all
 from radixkv.engine.engine import Engine
 from radixkv.engine.recover import Found, recover
@@ -211,7 +211,7 @@ class _Starter:
         """Errors: MemoryTooSmall, before anything is reserved if that can be seen."""
         config, sessions = self._config, self._config.limits.sessions
         tables = sum(geometry_of(pool, cache_id, sessions).table_bytes for pool in config.pools)
-        arena.check_memory(tables + sum(pool.total_bytes for pool in config.pools))
+        arena.check_memory(tables + sum(pool.machine_bytes for pool in config.pools))
         pools = {}
         for pool in config.pools:
             pools[pool.name] = memory = PoolMemory.create(pool, cache_id, sessions)
@@ -227,7 +227,8 @@ class _Starter:
             for rank, fd in enumerate(memory.host_fds):
                 store.keep(f"host-{place}-{rank}", fd)
             store.keep(f"table-{place}", memory.table.fd)
-        fd = manifest.write(manifest.describe(self._config.pools, self._config.limits.sessions))
+        described = manifest.describe(self._config.pools, self._config.limits.sessions)
+        fd = manifest.write(described | {"placed": {name: memory.placement for name, memory in pools.items()}})
         store.keep(MANIFEST, fd)
         os.close(fd)
 
@@ -260,7 +261,7 @@ class _Starter:
                 arenas = tuple(os.dup(stored[f"arena-{place}-{rank}"][0]) for rank in range(pool.ranks))
                 hosts = tuple(os.dup(stored[f"host-{place}-{rank}"][0]) for rank in range(pool.host_ranks))
                 table = os.dup(stored[f"table-{place}"][0])
-                pools[name] = PoolMemory.reopen(pool, arenas, hosts, table)
+                pools[name] = PoolMemory.reopen(pool, (arenas, hosts, table), _placed(found, pool))
                 self._lock(pools[name])
         except VersionMismatch as error:
             raise ConfigError(f"{error}; begin with empty pools by --cold") from error
@@ -327,3 +328,9 @@ class _Starter:
                 written.taint()
             raise RecoveryFailed(f"{type(error).__name__}: {error}") from error
         return engine
+
+
+def _placed(found: Mapping[str, Any], pool: PoolConfig) -> Placement:
+    """Where a stored pool is; an earlier version knew only the machine's memory, and did not say so."""
+    uuids, size = found.get("placed", {}).get(pool.name, ((), pool.arena_bytes))
+    return Placement(tuple(uuids), size)

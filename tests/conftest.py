@@ -24,6 +24,8 @@ from radixkv.config import Config, EventsConfig, KVSpec, Limits, PoolConfig, Ser
 START_S = 30.0
 TINY = {"layers": 2, "kv_heads": 1, "head_dim": 8, "dtype": "float32", "page_size": 4, "pages": 16}
 """A pool that is easy to count in: 16 pages of 4 tokens."""
+DEVICE = os.environ.get("RADIXKV_TEST_DEVICE", "cpu")
+"""Where the pools of daemons that tests start are; tests/cuda runs tests again with another one."""
 
 _SERVE = """
 import json, sys
@@ -187,7 +189,7 @@ DaemonFactory = Callable[..., Daemon]
 
 def pool_config(**fields: Any) -> PoolConfig:
     """A pool from flat fields, those of its spec among them; what is not given is TINY's."""
-    given = {**TINY, **fields}
+    given = {**TINY, "device": DEVICE, **fields}
     spec = {name: given.pop(name) for name in list(given) if name in KVSpec.__dataclass_fields__}
     return PoolConfig(spec=KVSpec(**spec), **given)
 

@@ -85,6 +85,7 @@ POOL = {
     "pin_limit_pages": Key("PAGES", "most pages that are pinned at a time; -1: an eighth of the pool"),
     "namespace_floor_pages": Key("PAGES", "pages of each namespace that no other one makes leave"),
     "namespace_cap_pages": Key("PAGES", "most pages of a namespace, cached ones too; 0: no cap"),
+    "device": Key("NAME", "where the pages are: cpu, cuda, cuda:0, cuda:GPU-UUID, one a rank: cuda:0+1"),
 }
 
 TABLES = {"server": SERVER, "limits": LIMITS, "events": EVENTS}

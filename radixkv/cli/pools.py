@@ -16,7 +16,7 @@ EXAMPLE = "name=default,layers=30,kv_heads=3,head_dim=64,dtype=float32,page_size
 PLAIN = (
     "name", "pages", "decode_reserve_pages", "session_floor_pages", "session_cap_pages", "namespaces", "policy",
     "ranks", "host_pages", "host_staging_pages", "reclaim_pages", "host_write", "host_load_min_tokens",
-    "pin_limit_pages", "namespace_floor_pages", "namespace_cap_pages",
+    "pin_limit_pages", "namespace_floor_pages", "namespace_cap_pages", "device",
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from radixkv.client.core import Away, Core, no_reply
 from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
 from radixkv.client.keeper import BYE_S, FAREWELL_S, Keeper
 from radixkv.client.line import Line
-from radixkv.client.mapping import PoolMemory
+from radixkv.client.mapping import map_pool
 from radixkv.client.outbox import Event
 from radixkv.client.pool import PoolState
 from radixkv.client.resume import resume
@@ -272,7 +272,7 @@ class Link:
             return pool
 
     def _map(self, connection: Connection, pool: PoolState) -> None:
-        memory = PoolMemory(connection.attachment.map_pool(pool.name))
+        memory = map_pool(connection.attachment.map_pool(pool.name), pool.current)
         connection.session.memories[pool.name] = memory
         pool.current = memory
 

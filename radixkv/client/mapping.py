@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,10 +38,9 @@ class PoolMemory:
         pool = mapping.pool
         try:
             self._table = TableReader(mapping.table_fd)
-            self._arena = arena.map_shared(mapping.arena_fd, pool.arena_bytes)
+            self._arena = self._map_arena(mapping)
         finally:
             os.close(mapping.arena_fd)
-        forks.register_mapping(self._arena)
         forks.register_mapping(cast("mmap", self._table.records.base))
         self.name = pool.name
         self.pages = pool.pages
@@ -48,7 +48,6 @@ class PoolMemory:
         self.host_pages = pool.host_pages
         self.spec = KVSpec(**pool.spec)
         self.layout = Layout.from_dict(pool.layout)
-        self._rows = self._row_view()
         self._views: list[Any] | None = None
 
     def keys(self, layer: int) -> Tensor:
@@ -83,7 +82,13 @@ class PoolMemory:
         for source, target, n in rows:
             self._rows[target, :, :, :n] = self._rows[source, :, :, :n]
 
-    def _row_view(self) -> NDArray[Any]:
+    def _map_arena(self, mapping: Mapping) -> Any:
+        memory = arena.map_shared(mapping.arena_fd, mapping.pool.arena_bytes)
+        forks.register_mapping(memory)
+        return memory
+
+    @cached_property
+    def _rows(self) -> NDArray[Any]:
         """The arena as [pages, layers, 2, page_size, kv_heads, head_dim] of whole numbers."""
         layout = self.layout
         size = DTYPE_BYTES[layout.dtype]
@@ -94,11 +99,27 @@ class PoolMemory:
         shape = (self.pages, layout.layers, 2, layout.page_size, layout.kv_heads, layout.head_dim)
         return np.ndarray(shape, _SAME_SIZE[size], self._arena, 0, tuple(stride * size for stride in strides))
 
+    def _buffer(self) -> Any:
+        """The arena as torch takes it."""
+        return self._arena
+
     def _layer(self, layer: int) -> Any:
         if self._views is None:
             from radixkv.kernels.layout import views
 
-            self._views = views(self._arena, self.layout, self.pages)
+            self._views = views(self._buffer(), self.layout, self.pages)
         if not 0 <= layer < len(self._views):
             raise BadRequest(f"the pool has layers 0 to {len(self._views) - 1}", layer=layer)
         return self._views[layer]
+
+
+def map_pool(mapping: Mapping, before: object = None) -> PoolMemory:
+    """A pool's memory, wherever it is. ``before``: what this process had of the same pool, from an earlier daemon.
+
+    Errors: VersionMismatch; CudaUnavailable, CudaError for a pool on a CUDA device.
+    """
+    if not mapping.pool.device:
+        return PoolMemory(mapping)
+    from radixkv.client.cuda_mapping import CudaPoolMemory
+
+    return CudaPoolMemory(mapping, before)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.client import forks
 from radixkv.client.connection import HANGUP, Connection
-from radixkv.client.mapping import PoolMemory
+from radixkv.client.mapping import PoolMemory, map_pool
 from radixkv.client.session import Session
 from radixkv.client.verbs import seconds
 from radixkv.client.wakeup import Wakeup
@@ -228,7 +228,7 @@ class _Tie:
                 connection = self._present(until)
                 try:
                     with connection:
-                        self.session.memories[name] = PoolMemory(connection.attachment.map_pool(name))
+                        self.session.memories[name] = map_pool(connection.attachment.map_pool(name))
                 except Unavailable:
                     self._lose(connection)
                     if time.monotonic() >= until:

@@ -27,11 +27,16 @@ _READ_BYTES = 64 * 2**10
 
 
 class PoolTiers(NamedTuple):
-    """One pool's memory: descriptors of the arenas, one a rank. ``page_bytes``: from a page to the next, in all."""
+    """One pool's memory: descriptors of the arenas, one a rank. ``page_bytes``: from a page to the next, in all.
+
+    ``uuids``: each rank's CUDA device, none for CPU memory; ``pages``: how many the device tier has, asked for with it.
+    """
 
     page_bytes: int
     device_fds: Sequence[int]
     host_fds: Sequence[int]
+    uuids: Sequence[str] = ()
+    pages: int = 0
 
 
 class Process:

@@ -21,7 +21,7 @@ _FREE_TO_CHANGE = (
     "host_write", "host_load_min_tokens",
 )  # fmt: skip
 """Rules of a pool that are not part of its memory."""
-_NEW_SINCE = {"host_pages": 0, "host_staging_pages": 0}
+_NEW_SINCE = {"host_pages": 0, "host_staging_pages": 0, "device": "cpu"}
 """Keys that an earlier version did not write, and what was true of its pools."""
 _BYTES_MAX = 2**20
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from radixkv.commands import PoolMap
-from radixkv.config import Layout, PoolConfig
+from radixkv.config import KVSpec, Layout, PoolConfig
 from radixkv.device import arena
 from radixkv.device.descriptors import Geometry, TableReader
 from radixkv.device.writer import TableWriter
@@ -29,6 +31,16 @@ def geometry_of(pool: PoolConfig, cache_id: str, sessions: int) -> Geometry:
     )
 
 
+class Placement(NamedTuple):
+    """Where a pool's device tier is. ``uuids``: a CUDA device for each rank, none for the machine's memory.
+
+    ``arena_bytes``: what is mapped of each rank; a device rounds up.
+    """
+
+    uuids: tuple[str, ...]
+    arena_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
     """File descriptors and what a worker must know to use them."""
@@ -37,7 +49,7 @@ class PoolMemory:
     """One a rank."""
     host_fds: tuple[int, ...]
     """The arenas of the host tier, one a rank; none without it. Workers never get them."""
-    page_bytes: int
+    placement: Placement
     table: TableWriter
     table_fd: int
     """The table once more, for readers: nobody can write through this one."""
@@ -45,38 +57,41 @@ class PoolMemory:
 
     @classmethod
     def create(cls, pool: PoolConfig, cache_id: str, sessions: int) -> PoolMemory:
-        """Reserve all of it. Errors: MemoryTooSmall."""
+        """Reserve all of it. Errors: MemoryTooSmall; CudaUnavailable."""
         with ExitStack() as undo:
-
-            def create(name: str, size: int) -> int:
-                fd = arena.create(name, size)
-                undo.callback(os.close, fd)
-                return fd
-
-            arena_fds = tuple(create("arena", pool.arena_bytes) for _ in range(pool.ranks))
-            host_fds = tuple(create("host", pool.host_arena_bytes) for _ in range(pool.host_ranks))
+            arena_fds, placement = _create_arenas(pool, undo)
+            host_fds = tuple(_kept(arena.create("host", pool.host_arena_bytes), undo) for _ in range(pool.host_ranks))
             table = TableWriter(geometry_of(pool, cache_id, sessions))
             undo.pop_all()
-        return cls._of(pool, arena_fds, host_fds, table)
+        return cls._of(pool, arena_fds, host_fds, table, placement)
 
     @classmethod
     def reopen(
-        cls, pool: PoolConfig, arena_fds: tuple[int, ...], host_fds: tuple[int, ...], table_fd: int
+        cls, pool: PoolConfig, fds: tuple[tuple[int, ...], tuple[int, ...], int], placement: Placement
     ) -> PoolMemory:
         """What an earlier daemon left behind, in the sizes of ``pool``. Takes the descriptors over.
 
+        ``fds``: the ranks' arenas, those of the host tier, the table. Needs no CUDA driver.
+
         Errors: VersionMismatch.
         """
+        arena_fds, host_fds, table_fd = fds
         with closing(TableReader(os.dup(table_fd))) as reader:
             geometry = reader.geometry
-        return cls._of(pool, arena_fds, host_fds, TableWriter(geometry, table_fd))
+        return cls._of(pool, arena_fds, host_fds, TableWriter(geometry, table_fd), placement)
 
     @property
     def tiers(self) -> PoolTiers:
         """What the copier needs of a pool with a host tier."""
         from radixkv.device.copier_process import PoolTiers
 
-        return PoolTiers(self.page_bytes, self.arena_fds, self.host_fds)
+        pages, page_bytes = self.description.pages, KVSpec(**self.description.spec).page_bytes
+        return PoolTiers(page_bytes, self.arena_fds, self.host_fds, self.placement.uuids, pages)
+
+    def map_of(self, rank: int) -> PoolMap:
+        """What a worker must know to map the arena of ``rank``."""
+        uuids = self.placement.uuids
+        return replace(self.description, device=uuids[rank]) if uuids else self.description
 
     def read(self) -> TableReader:
         """The table, to read all of it; to be closed."""
@@ -89,12 +104,17 @@ class PoolMemory:
 
     @classmethod
     def _of(
-        cls, pool: PoolConfig, arena_fds: tuple[int, ...], host_fds: tuple[int, ...], table: TableWriter
+        cls,
+        pool: PoolConfig,
+        arena_fds: tuple[int, ...],
+        host_fds: tuple[int, ...],
+        table: TableWriter,
+        placement: Placement,
     ) -> PoolMemory:
         description = PoolMap(
             name=pool.name,
             pages=pool.pages,
-            arena_bytes=pool.arena_bytes,
+            arena_bytes=placement.arena_bytes,
             table_bytes=table.geometry.table_bytes,
             spec=asdict(pool.spec),
             layout=Layout.of(pool.spec).as_dict(),
@@ -102,10 +122,28 @@ class PoolMemory:
             host_pages=pool.host_pages,
         )
         table_fd = arena.reopen_readonly(table.fd)
-        return cls(arena_fds, host_fds, pool.spec.page_bytes, table, table_fd, description)
+        return cls(arena_fds, host_fds, placement, table, table_fd, description)
 
     def close(self) -> None:
         self.table.close()
         os.close(self.table_fd)
         for fd in (*self.arena_fds, *self.host_fds):
             os.close(fd)
+
+
+def _create_arenas(pool: PoolConfig, undo: ExitStack) -> tuple[tuple[int, ...], Placement]:
+    """One for each rank. Errors: MemoryTooSmall; CudaUnavailable."""
+    if not pool.cuda_devices:
+        fds = tuple(_kept(arena.create("arena", pool.arena_bytes), undo) for _ in range(pool.ranks))
+        return fds, Placement((), pool.arena_bytes)
+    from radixkv.device import cuda_arena, cuda_driver
+
+    devices = cuda_driver.find(pool.cuda_devices)
+    size = max(cuda_arena.whole_bytes(device, pool.arena_bytes) for device in devices)
+    fds = tuple(_kept(cuda_arena.create(device, size), undo) for device in devices)
+    return fds, Placement(tuple(device.uuid for device in devices), size)
+
+
+def _kept(fd: int, undo: ExitStack) -> int:
+    undo.callback(os.close, fd)
+    return fd

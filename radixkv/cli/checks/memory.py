@@ -16,7 +16,7 @@ def check(config: Config, available_bytes: int, *, running: bool, asked: bool = 
 
     ``asked``: somebody wrote down pools to be checked, which need not be the running daemon's.
     """
-    needed = sum(pool.total_bytes for pool in config.pools)
+    needed = sum(pool.machine_bytes for pool in config.pools)
     if running and asked:
         fix = "run this again when it has ended, or with another --endpoint to see what fits beside it"
         return warn("memory", "not checked: a daemon already runs here", fix)

@@ -63,7 +63,7 @@ def test_memory_of_both_tiers_is_counted_for_every_rank() -> None:
     shape = "layers=1,kv_heads=1,head_dim=8,page_size=4"
     pool = made(f"ranks=2,{shape},device_bytes=1KiB,host_bytes=2KiB,host_staging_pages=1")
     assert (pool.pages, pool.host_pages, pool.host_arena_bytes) == (4, 8, 9 * 256)
-    assert pool.total_bytes == 2 * (1024 + 9 * 256)
+    assert pool.machine_bytes == 2 * (1024 + 9 * 256)
 
 
 @pytest.mark.parametrize(("text", "pages"), [("host_pages=9", 2), ("host_pages=9,reclaim_pages=-1", 2), ("", 0)])
@@ -73,7 +73,7 @@ def test_with_a_host_tier_an_eighth_of_the_pages_is_kept_ahead(text: str, pages:
 
 def test_ranks_hold_as_many_pages_each() -> None:
     pool = made("ranks=4,layers=1,kv_heads=1,head_dim=8,page_size=4,device_bytes=1KiB")
-    assert (pool.ranks, pool.pages, pool.arena_bytes, pool.total_bytes) == (4, 4, 1024, 4096)
+    assert (pool.ranks, pool.pages, pool.arena_bytes, pool.machine_bytes) == (4, 4, 1024, 4096)
 
 
 @pytest.mark.parametrize(("heads", "ranks", "each"), [(8, 1, 8), (8, 2, 4), (8, 8, 1), (2, 4, 1), (3, 3, 1)])

@@ -31,6 +31,7 @@ def test_it_comes_back_as_it_was_written() -> None:
     [
         (replace(POOL, pages=16), "pages of pool 'a' was 8 and is 16"),
         (replace(POOL, ranks=2), "ranks of pool 'a' was 1 and is 2"),
+        (replace(POOL, device="cuda"), "device of pool 'a' was 'cpu' and is 'cuda'"),
         (replace(POOL, host_pages=3), "host_pages of pool 'a' was 0 and is 3"),
         (replace(POOL, host_staging_pages=3), "host_staging_pages of pool 'a' was 0 and is 3"),
         (replace(POOL, namespaces=16), "namespaces of pool 'a' was 1024 and is 16"),
@@ -46,7 +47,7 @@ def test_what_the_memory_depends_on(changed: PoolConfig, said: str) -> None:
 def test_every_key_is_one_or_the_other() -> None:
     """A new key of a pool has to be thought about here: may it change over a restart?"""
     keys = set(manifest.describe([POOL], 5)["pools"]["a"])
-    fixed = {"name", "pages", "namespaces", "policy", "ranks", "host_pages", "host_staging_pages"}
+    fixed = {"name", "pages", "namespaces", "policy", "ranks", "host_pages", "host_staging_pages", "device"}
     fixed |= {*KVSpec.__dataclass_fields__}
     assert keys == fixed
     assert set(PoolConfig.__dataclass_fields__) - fixed - {"spec"} == {
