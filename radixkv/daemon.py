@@ -346,6 +346,7 @@ class Daemon:
                 "uptime_s": round(self._now - self._started, 3),
                 **snapshot,
                 "counters": counters,
+                "events": None if self._events is None else self._events.statistics(),
             }
         )
 

@@ -63,6 +63,8 @@ def as_table(found: dict[str, Any], *, every_counter: bool = False) -> str:
     ]
     for name, pool in found["pools"].items():
         lines += ["", *_pool(name, pool)]
+    if found.get("events"):
+        lines += ["", *_events(found["events"], every_counter)]
     lines += ["", *_counters(found["counters"], every_counter)]
     return "\n".join(lines)
 
@@ -109,11 +111,20 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
+def _events(events: dict[str, Any], every_counter: bool) -> list[str]:
+    """What routers are told. The numbers that name batches say nothing to people."""
+    rest = {name: value for name, value in events.items() if name not in ("pool", "boot", "next_sequence")}
+    return [f"events of pool {events['pool']}, boot {events['boot']}:", *_numbers(rest, every_counter)]
+
+
+def _numbers(found: dict[str, int], every: bool) -> list[str]:
+    return [f"{name:<22} {value:>14,}" for name, value in found.items() if value or every]
+
+
 def _counters(counters: dict[str, Any], every_counter: bool) -> list[str]:
     asked, hit = counters.get("asked_tokens", 0), counters.get("hit_tokens", 0)
     rate = f"{hit / asked:.1%}" if asked else "-"
-    shown = {name: value for name, value in counters.items() if value or every_counter}
-    return [f"{'hit rate':<22} {rate:>14}", *(f"{name:<22} {value:>14,}" for name, value in shown.items())]
+    return [f"{'hit rate':<22} {rate:>14}", *_numbers(counters, every_counter)]
 
 
 def _duration(seconds: float) -> str:

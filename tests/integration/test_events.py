@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 import radixkv
-from radixkv.ipc.events import BOOT_SHIFT
+from radixkv.ipc.event_feed import BOOT_SHIFT
 from tests.conftest import wait_until
 from tests.integration.listener import Listener
 from tests.integration.tiered import NAMESPACE, answer, document, work
@@ -83,6 +83,11 @@ def test_who_listens_knows_what_a_lookup_finds(told: Any, events: dict[str, Any]
         one.listener.replay()
         one.compare()
     assert len(one.listener.blocks["CPU"]) > 4
+    seen = one.client.stats().events
+    last = one.listener.last
+    assert (seen.pool, seen.boot, seen.next_sequence) == ("default", last >> BOOT_SHIFT, last + 1)
+    assert (seen.replays, seen.replays_running, seen.snapshots, seen.backlog_bytes) == (10, 0, 0, 0)
+    assert seen.replayed_batches == seen.batches == seen.ring_batches == (last & 2**BOOT_SHIFT - 1) + 1
     one.pool.invalidate(NAMESPACE)
     one.listener.replay()
     assert one.listener.blocks == {"GPU": {}, "CPU": {}}
@@ -227,6 +232,9 @@ def test_what_is_no_request_is_dropped(told: Any) -> None:
         assert one.listener.replay(0)
         one.compare()
         assert not asker.poll(0)
+        assert one.client.stats().events.replays_malformed == 5, (
+            "and the one that was too long took its connection along"
+        )
     finally:
         context.destroy(linger=0)
 

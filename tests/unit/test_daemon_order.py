@@ -317,12 +317,12 @@ def test_routers_are_told_when_the_replies_have_left(talk, tmp_path):
     events = Events(EventsConfig(endpoint=f"ipc://{tmp_path}/pub"), POOL, None)
     with closing(events):
         events.work(0.0)
-        told, before = events._next, len(talk.desk.left)
+        told, before = events.feed.next, len(talk.desk.left)
         talk.daemon._events = events
         talk.cache(1, range(8))
         assert len(talk.desk.left) == before + 3
-        assert events._next == told, "to serve a request is not to tell of it"
+        assert events.feed.next == told, "to serve a request is not to tell of it"
         assert talk.daemon._sleep_ms() == 0, "but it is told before the daemon sleeps"
         events.work(0.0)
-        assert events._next == told + 1
+        assert events.feed.next == told + 1
         assert events.wait_s(0.0) == math.inf

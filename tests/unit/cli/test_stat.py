@@ -63,6 +63,15 @@ def test_a_host_tier_is_shown_below_the_pool() -> None:
     assert lines[15] == ""
 
 
+def test_what_routers_are_told_is_shown_where_there_is_something() -> None:
+    events = {"pool": "default", "boot": 17, "next_sequence": 99, "batches": 1234, "backlog_bytes": 0, "replays": 2}
+    lines = stat.as_table({**SNAPSHOT, "events": events}).splitlines()
+    at = lines.index("events of pool default, boot 17:")
+    assert [line.split() for line in lines[at + 1 : at + 4]] == [["batches", "1,234"], ["replays", "2"], []]
+    assert "backlog_bytes" in stat.as_table({**SNAPSHOT, "events": events}, every_counter=True)
+    assert stat.as_table({**SNAPSHOT, "events": None}) == stat.as_table(SNAPSHOT)
+
+
 def test_counters_that_are_0_are_shown_when_asked_for() -> None:
     last = stat.as_table(SNAPSHOT, every_counter=True).splitlines()[-1]
     assert last.split() == ["evicted_pages", "0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
@@ -15,26 +16,38 @@ from radixkv import commands
 from radixkv.allocator.page_states import CACHED
 from radixkv.config import PoolConfig
 from radixkv.engine.recover import recover
-from radixkv.ipc import event_ledger
-from radixkv.ipc.event_ledger import Cleared, Ledger, Removed, Stored
+from radixkv.ipc.event_ledger import Cleared, Event, Ledger, Removed, Sizes, Slice, Stored
 from tests.unit.ipc.routing import Router, blocks_of
+
+TINY = Sizes(tokens=3, hashes=2, swept=5, sorted=4)
+"""Every slice is small."""
+
+
+def flat(slices: Iterable[Slice]) -> list[Event]:
+    return [event for events in slices for event in events]
 
 
 class Told:
     """A ledger and a router for each pool of an engine, compared with the engine after every command."""
 
-    def __init__(self, pools: tuple[PoolConfig, ...]) -> None:
-        self.ledgers = {pool.name: Ledger(pool) for pool in pools}
+    def __init__(self, pools: tuple[PoolConfig, ...], sizes: Sizes = TINY) -> None:
+        self.ledgers = {pool.name: Ledger(pool, sizes) for pool in pools}
         self.routers = {pool.name: Router() for pool in pools}
         self.seen: Counter[str] = Counter()
 
     def hear(self, outcome: commands.Outcome) -> None:
         for write in outcome.writes:
             if not isinstance(write, commands.SessionRecord):
-                events = list(self.ledgers[write.pool].fold(write))
-                self.routers[write.pool].hear(events)
-                kinds = [f"{type(event).__name__} {getattr(event, 'tier', '')}" for event in events]
-                self.seen.update(f"{kind} by {type(write).__name__}" for kind in kinds)
+                self._hear(write.pool, flat(self.ledgers[write.pool].fold(write)), type(write).__name__)
+                if self.ledgers[write.pool].sweeping:
+                    self._hear(write.pool, self.ledgers[write.pool].sweep(), "sweep")
+        for name, ledger in self.ledgers.items():
+            while ledger.sweeping:
+                self._hear(name, ledger.sweep(), "sweep")
+
+    def _hear(self, pool: str, events: list[Event], why: str) -> None:
+        self.routers[pool].hear(events)
+        self.seen.update(f"{type(event).__name__} {getattr(event, 'tier', '')} by {why}" for event in events)
 
     def compare(self, engine: object) -> None:
         for name, router in self.routers.items():
@@ -44,14 +57,14 @@ class Told:
         """A new router that hears of everything at once knows the same."""
         for name, router in self.routers.items():
             late = Router()
-            late.hear(self.ledgers[name].everything())
+            late.hear(flat(self.ledgers[name].everything()))
             assert late.blocks == router.blocks
 
 
 def drive(seed: int, steps: int) -> Counter[str]:
     """A random day of an engine with a host tier. Returns which events came of which writes."""
     target = TiersTarget(random.Random(seed))
-    told, do = Told(target.pair.config.pools), target.pair.do
+    told, do = Told(target.pair.config.pools, TINY._replace(swept=5 if seed % 2 else 1000)), target.pair.do
 
     def heard(command: commands.Command) -> commands.Outcome:
         outcome = do(command)
@@ -75,8 +88,7 @@ def test_two_tiers() -> None:
         seen += drive(seed, 250)
     assert set(seen) >= {
         "Stored GPU by Publish", "Stored GPU by Copied", "Stored CPU by Copied", "Removed GPU by Assign",
-        "Removed GPU by Retire", "Removed CPU by Retire", "Removed GPU by NamespaceRecord",
-        "Removed CPU by NamespaceRecord",
+        "Removed GPU by Retire", "Removed CPU by Retire", "Removed GPU by sweep", "Removed CPU by sweep",
     }, seen  # fmt: skip
 
 
@@ -102,7 +114,7 @@ def test_restarts(seed: int) -> None:
         images = pair.tables.found(pair.tables.raw(), set()).images
         for name, ledger in told.ledgers.items():
             ledger.restore(images[name], images[name].states == CACHED)
-            told.routers[name].hear(ledger.everything())
+            told.routers[name].hear(flat(ledger.everything()))
         told.compare(pair.real)
 
 
@@ -132,14 +144,13 @@ def test_a_restart_of_two_tiers(seed: int) -> None:
         image = after.found(after.raw(), set()).images[pool.name]
         ledger, router = Ledger(pool), Router()
         ledger.restore(image, image.states == CACHED)
-        router.hear(ledger.everything())
+        router.hear(flat(ledger.everything()))
         assert router.blocks == blocks_of(engine.pools[pool.name])
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_everything_is_told_as_it_was_however_long_it_takes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_told_as_it_was_however_long_it_takes(seed: int) -> None:
     """Some at a time, while the engine goes on: blocks leave before their turn, and their places are used again."""
-    monkeypatch.setattr(event_ledger, "EVENT_TOKENS", 3)
     target = TiersTarget(random.Random(seed))
     told, do = Told(target.pair.config.pools), target.pair.do
     (name,) = told.ledgers
@@ -155,9 +166,8 @@ def test_everything_is_told_as_it_was_however_long_it_takes(seed: int, monkeypat
             target.step()
         wanted, late = {tier: dict(blocks) for tier, blocks in told.routers[name].blocks.items()}, Router()
         telling = told.ledgers[name].everything()
-        late.hear([next(telling)])
-        for event in telling:
-            late.hear([event])
+        for events in telling:
+            late.hear(events)
             target.step()
         assert late.blocks == wanted
 
@@ -171,19 +181,17 @@ def test_who_stops_listening_costs_nothing() -> None:
     assert not ledger._tellings
 
 
-def test_large_events_are_told_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_ledger, "EVENT_TOKENS", 8)
-    monkeypatch.setattr(event_ledger, "EVENT_HASHES", 2)
+def test_large_events_are_told_as_several() -> None:
     pool = PoolConfig(pages=8)
     size = pool.spec.page_size * 4
-    ledger = Ledger(pool)
+    ledger = Ledger(pool, TINY._replace(tokens=8))
     pages = b"".join(n.to_bytes(4, "little") for n in range(3))
     hashes = b"".join(bytes([n]) * 16 for n in (1, 2, 3))
-    events = list(ledger.fold(commands.Publish(pool.name, pages, False, b"s" * 16, hashes, bytes(3 * size))))
+    events = flat(ledger.fold(commands.Publish(pool.name, pages, False, b"s" * 16, hashes, bytes(3 * size))))
     assert [(event.parent, event.hashes) for event in events if isinstance(event, Stored)] == [
         (b"", b"\x01" * 16), (b"\x01" * 16, b"\x02" * 16), (b"\x02" * 16, b"\x03" * 16)
     ]  # fmt: skip
-    assert [type(event) for event in ledger.everything()] == [Cleared, Stored, Stored, Stored]
-    gone = list(ledger.fold(commands.Retire(pool.name, pages)))
+    assert [type(event) for event in flat(ledger.everything())] == [Cleared, Stored, Stored, Stored]
+    gone = flat(ledger.fold(commands.Retire(pool.name, pages)))
     assert gone == [Removed("GPU", hashes[:32]), Removed("GPU", hashes[32:])]
-    assert not list(ledger.fold(commands.Retire(pool.name, pages)))
+    assert not flat(ledger.fold(commands.Retire(pool.name, pages)))
