@@ -238,6 +238,8 @@ def _decode(
     per_row = 1 if q.dim() == 3 else q.shape[1]
     if prefixes is not None:
         checks.prefixes_fit(prefixes, page_table, pages.keys.shape[1], per_row, attention)
+        if prefixes.shared_spans == 0:  # each row by itself, which needs no merge
+            prefixes = None
     use_triton = _choose(impl, pages.keys)
     if check_values or not (use_triton and q.is_cuda):
         checks.decode_values(page_table, lengths, pages.keys.shape, (per_row, attention.window))
