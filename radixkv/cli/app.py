@@ -32,7 +32,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 
-COMMANDS = ("serve", "demo", "stat", "drain", "plan", "replay", "curve", "doctor", "model", "completion")
+COMMANDS = ("serve", "demo", "stat", "drain", "plan", "replay", "curve", "doctor", "bench", "model", "completion")
 for place, command in enumerate(COMMANDS):
     app.command(f"radixkv.cli.{command}:{command}", name=command, sort_key=place)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from radixkv.adapters import vllm
-from radixkv.adapters.vllm.door import DoorSettings
+from radixkv.adapters.vllm.door import FROM_ENGINE, DoorSettings
 from radixkv.adapters.vllm.engine import check_engine
 from radixkv.config import KVSpec
 
@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
 def test_every_setting_and_its_default_is_on_the_page() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, flags=re.MULTILINE))
     defaults = DoorSettings(None, "default", KVSpec())
-    assert set(rows) == set(DoorSettings.__dataclass_fields__) - {"spec"}
+    assert set(rows) == set(DoorSettings.__dataclass_fields__) - set(FROM_ENGINE)
     for name in ("deadline_s", "pause_first_s", "pause_max_s"):
         assert float(rows[name]) == getattr(defaults, name)
 
@@ -31,7 +31,7 @@ def test_the_transfer_config_is_one_that_the_connector_takes() -> None:
     assert config["kv_connector_module_path"] == vllm.__name__
     check_engine(
         SimpleNamespace(
-            parallel_config=SimpleNamespace(world_size=1),
+            parallel_config=SimpleNamespace(world_size=1, tensor_parallel_size=1),
             kv_transfer_config=SimpleNamespace(kv_load_failure_policy=config["kv_load_failure_policy"]),
         )
     )

@@ -7,11 +7,7 @@ float32, and vLLM's own prefix cache is off, so that every cached token comes fr
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import random
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,14 +17,16 @@ from typing import Any
 import pytest
 
 import radixkv
+from radixkv.adapters.smollm2 import model_directory
+from radixkv.adapters.vllm.bench.process import ANSWER_S, EngineProcess
+from radixkv.adapters.vllm.bench.run import transfer
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
-MODEL = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixkv" / "smollm2-135m-instruct-fp32"
+MODEL = model_directory()
 BLOCK = 32
 POOL = {"layers": 30, "kv_heads": 3, "head_dim": 64, "dtype": "float32", "page_size": BLOCK, "pages": 240}
 DEADLINE_S = 0.5
-ENGINE_S = 300.0
 
 pytestmark = [
     pytest.mark.engine,
@@ -37,32 +35,13 @@ pytestmark = [
 ]
 
 
-class Engine:
-    """A process with one vLLM engine (``vllm_engine.py``)."""
+class Engine(EngineProcess):
+    """With radixkv, and without vLLM's own prefix cache."""
 
     def __init__(self, endpoint: str, log: Path) -> None:
-        extra = {"endpoint": endpoint, "deadline_s": DEADLINE_S, "pause_max_s": 2.0}
-        transfer = {
-            "kv_connector": "RadixKVConnector",
-            "kv_connector_module_path": "radixkv.adapters.vllm",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": extra,
-        }
-        alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-        self.log = log
-        with log.open("w") as stderr:
-            self.process = subprocess.Popen(
-                [PYTHON, Path(__file__).with_name("vllm_engine.py")],
-                cwd=ROOT, env={**os.environ, **alone, "HF_HUB_OFFLINE": "1"}, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
-            )  # fmt: skip
-        self.send({"model": str(MODEL), "prefix_caching": False, "kv_transfer_config": transfer})
-        assert self.receive() == {"ready": True}
-
-    def generate(self, prompts: list[list[int]], max_tokens: int = 8, **job: Any) -> dict[str, Any]:
-        self.send({"prompts": prompts, "max_tokens": max_tokens, **job})
-        return self.receive()
+        config = transfer(endpoint, deadline_s=DEADLINE_S, pause_max_s=2.0)
+        settings = {"model": str(MODEL), "enable_prefix_caching": False, "kv_transfer_config": config}
+        super().__init__(PYTHON, settings, log)
 
     def begin(self, prompts: list[list[int]], max_tokens: int = 8) -> None:
         """Returns when the first step is done and others follow; ``receive`` gives the answer."""
@@ -74,29 +53,6 @@ class Engine:
         ((output, cached, finished),) = self.generate([prompt], **job)["results"]
         assert finished
         return output, cached
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def send(self, job: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-
-    def receive(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        watchdog = threading.Timer(ENGINE_S, self.process.kill)
-        watchdog.start()
-        try:
-            line = self.process.stdout.readline()
-        finally:
-            watchdog.cancel()
-        assert line, f"the engine ended:\n{self.log.read_text()[-4000:]}"
-        return json.loads(line)
 
 
 def prompt(seed: int, tokens: int) -> list[int]:
@@ -122,7 +78,7 @@ class Story:
 
     def again_until_cached(self, engine: Engine) -> int:
         """Ask for LONG until all of it that can be is cached; every answer on the way is right. Returns how often."""
-        end = time.monotonic() + ENGINE_S
+        end = time.monotonic() + ANSWER_S
         for times in itertools.count(1):
             output, cached = engine.one(LONG)
             assert output == self.plain
@@ -195,7 +151,7 @@ def test_another_salt_never_hits(story: Story, second: Engine) -> None:
     for salt, expected in (("somebody else's", 0), ("somebody else's", POSSIBLE), ("and another", 0), (None, POSSIBLE)):
         answer = second.generate([LONG], salt=salt)
         assert answer["results"] == [[story.plain, expected, True]]
-        first_token_s.append(answer["first_token_s"])
+        first_token_s += answer["first_tokens_s"]
     print("first token after", ", ".join(f"{seconds:.2f} s" for seconds in first_token_s), "(computed, cached, twice)")
 
 

@@ -17,6 +17,7 @@ import radixkv
 from radixkv.adapters.vllm.blocks import Save
 from radixkv.adapters.vllm.door import Door, DoorSettings
 from radixkv.adapters.vllm.namespace import Namespaces
+from radixkv.adapters.vllm.ranks import Alone, Leader
 from radixkv.adapters.vllm.scheduler import SchedulerHalf
 from radixkv.adapters.vllm.worker import WorkerHalf
 from radixkv.client.verbs import Found
@@ -35,7 +36,7 @@ class Engine:
         settings = DoorSettings(endpoint, "default", spec, DEADLINE_S, pause_first_s=0.1, pause_max_s=0.2)
         self.doors = [Door(settings), Door(settings)]
         self.scheduler = SchedulerHalf(self.doors[0], Namespaces("toy", {}), BLOCK)
-        self.worker = WorkerHalf(self.doors[1], spec)
+        self.worker = WorkerHalf(Leader(self.doors[1], Alone()), spec)
         shape = (VLLM_BLOCKS, 1, BLOCK, 16)
         generator = torch.Generator().manual_seed(seed)
         # Layer 10 comes after layer 2, whatever vLLM's order.

@@ -7,19 +7,24 @@ them; with synchronous loads the step would already run on what was not loaded.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.parallel_state import get_tp_group
 
 from radixkv.adapters.vllm.blocks import Load, Save
-from radixkv.adapters.vllm.door import Door, door_settings
+from radixkv.adapters.vllm.door import Door, DoorSettings, door_settings
 from radixkv.adapters.vllm.engine import check_engine, engine_settings, page_spec
 from radixkv.adapters.vllm.namespace import Namespaces
+from radixkv.adapters.vllm.ranks import Alone, Follower, Leader, Side, Together
 from radixkv.adapters.vllm.scheduler import SchedulerHalf
 from radixkv.adapters.vllm.worker import WorkerHalf
+
+Closable = TypeVar("Closable", Door, Follower)
 
 
 @dataclass
@@ -38,16 +43,18 @@ class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         check_engine(vllm_config)
         spec = page_spec(kv_cache_config)
-        self._door = Door(door_settings(spec, self._kv_transfer_config.kv_connector_extra_config))
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        settings = door_settings(spec, ranks, self._kv_transfer_config.kv_connector_extra_config)
+        self._closing = contextlib.ExitStack()
         self._local_tokens: dict[str, int] = {}
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
-            settings = engine_settings(vllm_config, kv_cache_config, vllm.__version__)
-            namespaces = Namespaces(vllm_config.model_config.model, settings)
-            self._scheduler = SchedulerHalf(self._door, namespaces, spec.page_size)
+            about = engine_settings(vllm_config, kv_cache_config, vllm.__version__)
+            namespaces = Namespaces(vllm_config.model_config.model, about)
+            self._scheduler = SchedulerHalf(self._closed_at_end(Door(settings)), namespaces, spec.page_size)
         else:
-            self._worker = WorkerHalf(self._door, spec)
+            self._worker = WorkerHalf(self._side(settings), spec)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -104,7 +111,21 @@ class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # -- both ---------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        self._door.close()
+        self._closing.close()
+
+    def _side(self, settings: DoorSettings) -> Side:
+        """This worker's part, by its rank among those that hold the model together."""
+        if settings.ranks == 1:
+            return Leader(self._closed_at_end(Door(settings)), Alone())
+        group = get_tp_group()
+        ranks = Together(group.cpu_group)
+        if group.rank_in_group == 0:
+            return Leader(self._closed_at_end(Door(settings)), ranks)
+        return self._closed_at_end(Follower(settings, ranks, group.rank_in_group))
+
+    def _closed_at_end(self, what: Closable) -> Closable:
+        self._closing.callback(what.close)
+        return what
 
     @property
     def _scheduling(self) -> SchedulerHalf:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import radixkv
 from radixkv.adapters.vllm.breaker import PAUSE_FIRST_S, PAUSE_MAX_S, Breaker
@@ -27,6 +27,9 @@ HEALTHY = (OutOfPages, BadRequest, LimitExceeded, SessionLost, StaleHandle)
 NO_LOADING = 1e15
 """Tokens a second. Said to be this fast, an engine is never made to wait for copies from a host tier."""
 
+FROM_ENGINE = ("spec", "ranks")
+"""Settings that nobody can give."""
+
 _log = logging.getLogger("radixkv.adapters.vllm")
 
 
@@ -34,7 +37,8 @@ _log = logging.getLogger("radixkv.adapters.vllm")
 class DoorSettings:
     """Where the daemon is and how patient to be: seconds a question may take, first and longest pause after a failure.
 
-    spec: what the pool's pages must hold; another pool is treated like a daemon that is not there.
+    spec: what the pool's pages must hold; ranks: how many workers hold them together. Another pool is treated like a
+    daemon that is not there.
     """
 
     endpoint: str | None
@@ -43,11 +47,12 @@ class DoorSettings:
     deadline_s: float = 0.5
     pause_first_s: float = PAUSE_FIRST_S
     pause_max_s: float = PAUSE_MAX_S
+    ranks: int = 1
 
 
-def door_settings(spec: KVSpec, given: Mapping[str, Any]) -> DoorSettings:
+def door_settings(spec: KVSpec, ranks: int, given: Mapping[str, Any]) -> DoorSettings:
     """From vLLM's kv_connector_extra_config. Errors: ValueError for what is not a setting."""
-    known = [name for name in DoorSettings.__dataclass_fields__ if name != "spec"]
+    known = [name for name in DoorSettings.__dataclass_fields__ if name not in FROM_ENGINE]
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(f"kv_connector_extra_config has {', '.join(unknown)}; allowed: {', '.join(known)}")
@@ -55,14 +60,14 @@ def door_settings(spec: KVSpec, given: Mapping[str, Any]) -> DoorSettings:
     wrong = [name for name, value in seconds.items() if not 0 < value < math.inf]
     if wrong:
         raise ValueError(f"{', '.join(wrong)} in kv_connector_extra_config; allowed: more than 0 seconds")
-    return DoorSettings(given.get("endpoint"), given.get("pool", "default"), spec, **seconds)
+    return DoorSettings(given.get("endpoint"), given.get("pool", "default"), spec, ranks=ranks, **seconds)
 
 
 class Door:
     """Connects when first asked, and again when a daemon comes; for one thread, like each half of the connector."""
 
     def __init__(self, settings: DoorSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._breaker = Breaker(settings.pause_first_s, settings.pause_max_s)
         self._client: Client | None = None
         self._pool: Pool | None = None
@@ -98,21 +103,30 @@ class Door:
 
     def _fitting(self) -> Pool:
         """The pool. Errors: those of connecting; ConfigError when its pages hold something else."""
-        settings = self._settings
+        settings = self.settings
         if self._client is None:
             self._client = radixkv.connect(settings.endpoint, timeout=settings.deadline_s)
         if self._pool is None:
             self._pool = self._client.pool(settings.pool)
             self._pool.prefill_tokens_per_s = NO_LOADING
-        check(self._pool.spec, settings.spec)
+        check(self._pool, settings)
         return self._pool
 
 
-def check(found: KVSpec, needed: KVSpec) -> None:
+class Fitting(Protocol):
+    """A pool, or its memory."""
+
+    @property
+    def spec(self) -> KVSpec: ...
+
+    @property
+    def ranks(self) -> int: ...
+
+
+def check(found: Fitting, needed: DoorSettings) -> None:
     """Errors: ConfigError, with the difference, when a pool's pages are not what the engine needs."""
-    different = [name for name in KVSpec.__dataclass_fields__ if getattr(found, name) != getattr(needed, name)]
+    pairs = [(name, getattr(found.spec, name), getattr(needed.spec, name)) for name in KVSpec.__dataclass_fields__]
+    pairs.append(("ranks", found.ranks, needed.ranks))
+    different = [f"{name} is {own}, needed {other}" for name, own, other in pairs if own != other]
     if different:
-        raise ConfigError(
-            "the pool does not fit this engine: "
-            + ", ".join(f"{name} is {getattr(found, name)}, needed {getattr(needed, name)}" for name in different)
-        )
+        raise ConfigError("the pool does not fit this engine: " + ", ".join(different))

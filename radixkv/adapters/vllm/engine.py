@@ -13,8 +13,9 @@ from radixkv.config import KVSpec
 def check_engine(config: Any) -> None:
     """Errors: ValueError for what is not built, or would break the promise that a request never fails."""
     parallel = config.parallel_config
-    if parallel.world_size != 1:
-        raise ValueError(f"radixkv serves engines of one worker so far, not of {parallel.world_size}")
+    others = parallel.world_size // parallel.tensor_parallel_size
+    if others != 1 or getattr(parallel, "decode_context_parallel_size", 1) != 1:
+        raise ValueError("radixkv serves tensor-parallel engines, and no pipeline- or context-parallel ones so far")
     policy = config.kv_transfer_config.kv_load_failure_policy
     if policy != "recompute":
         raise ValueError(
@@ -53,5 +54,6 @@ def engine_settings(config: Any, kv_cache_config: Any, version: str) -> dict[str
         "load_format": [config.load_config.load_format, model.seed if config.load_config.load_format == "dummy" else 0],
         "attention": [str(config.attention_config.backend), kv_cache_config.kv_cache_layout],
         "cache": [config.cache_config.cache_dtype, str(group.kv_cache_spec), group.layer_names],
+        "tensor_parallel": config.parallel_config.tensor_parallel_size,
         "device": config.device_config.device_type,
     }

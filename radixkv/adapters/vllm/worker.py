@@ -8,6 +8,8 @@ tokens. Therefore a page is as long as a block, and the backend is part of the n
 
     load   reserve ─> committed pages -> blocks ─> valid? ─> free          what is missing or not valid: failed blocks
     save   reserve ─> blocks -> private pages ─> valid? ─> commit, free
+
+``ranks.py`` is who reserves and who copies when several workers hold a model together.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ from typing import Any
 import torch
 
 from radixkv.adapters.vllm.blocks import TOKEN_BYTES, Load, Save
-from radixkv.adapters.vllm.door import Door, check
-from radixkv.client.sync import Pool, Sequence
+from radixkv.adapters.vllm.ranks import Held, Side, indices
+from radixkv.client.sync import Sequence
 from radixkv.config import KVSpec
-from radixkv.errors import SessionLost
+from radixkv.errors import RadixKVError
 
 
 class WorkerHalf:
-    def __init__(self, door: Door, spec: KVSpec) -> None:
-        self._door = door
+    def __init__(self, side: Side, spec: KVSpec) -> None:
+        """``spec``: what this worker holds of a page."""
+        self._side = side
         self._spec = spec
         self._blocks: list[torch.Tensor] = []
         self._loaded: set[str] = set()
@@ -47,17 +50,16 @@ class WorkerHalf:
 
     @torch.inference_mode()
     def load(self, loads: Iterable[Load]) -> None:
-        """Carry out loads; ``results`` says how they ended."""
+        """Carry out loads; ``loaded`` and ``failed`` say how they ended."""
         for load in loads:
-            loaded = self._door.ask("load", lambda pool, load=load: self._load(pool, load)) or 0  # type: ignore[misc]
-            self._failed.update(load.block_ids[loaded:])
+            self._failed.update(load.block_ids[self._load(load) :])
             self._loaded.add(load.request_id)
 
     @torch.inference_mode()
     def save(self, saves: Iterable[Save]) -> None:
         """Publish what can be published; what cannot will be computed by others again."""
         for save in saves:
-            self._door.ask("save", lambda pool, save=save: self._save(pool, save))  # type: ignore[misc]
+            self._save(save)
 
     def loaded(self) -> set[str]:
         """Requests whose load has ended, well or not, since the last call."""
@@ -69,48 +71,54 @@ class WorkerHalf:
         failed, self._failed = self._failed, set()
         return failed
 
-    def _load(self, pool: Pool, load: Load) -> int:
+    def _load(self, load: Load) -> int:
         """How many of the load's blocks are there."""
-        pages = len(load.tokens) // TOKEN_BYTES // self._spec.page_size
-        first = pages - len(load.block_ids)
-        with pool.reserve(load.tokens, namespace=load.namespace, last_page="keep") as seq:
-            there = max(0, shared_pages(seq) - first)
-            blocks, rows = indices(load.block_ids[:there]), indices(seq.page_table[first : first + there])
-            for layer, cached in enumerate(self._pages(seq.memory)):
-                target = self._blocks[layer]
-                target[blocks] = cached[rows].view(there, *target.shape[1:]).to(target.device)
-            # The pages may have been taken from us (a lapsed session, a restarted daemon) while we copied.
-            return there if seq.valid() else 0
+        first = len(load.tokens) // TOKEN_BYTES // self._spec.page_size - len(load.block_ids)
+        held = self._side.hold(
+            "load",
+            load.namespace,
+            load.tokens,
+            lambda seq: seq.page_table[first : max(first, shared_pages(seq))].tolist(),
+        )
+        if held is None:
+            return 0
+        there = len(held.pages)
+        return there if self._side.done(self._copy(held, load.block_ids[:there], to_pages=False)) else 0
 
-    def _save(self, pool: Pool, save: Save) -> bool:
-        size = self._spec.page_size
-        with pool.reserve(save.tokens, namespace=save.namespace, last_page="keep") as seq:
-            first = shared_pages(seq)
-            if first == len(save.block_ids):
-                return True
-            blocks, rows = indices(save.block_ids[first:]), indices(seq.page_table[first:])
-            for layer, cached in enumerate(self._pages(seq.memory)):
-                source = self._blocks[layer]
-                cached[rows] = source[blocks].reshape(len(rows), -1).to(cached.device)
-            if not seq.valid():
-                raise SessionLost("pages of the sequence were given to another one")
-            seq.free(commit=len(save.block_ids) * size)
+    def _save(self, save: Save) -> None:
+        held = self._side.hold(
+            "save", save.namespace, save.tokens, lambda seq: seq.page_table[shared_pages(seq) :].tolist()
+        )
+        if held is None:
+            return
+        new = len(held.pages)
+        well = self._copy(held, save.block_ids[len(save.block_ids) - new :], to_pages=True)
+        self._side.done(well, commit_tokens=len(save.block_ids) * self._spec.page_size if new else 0)
+
+    def _copy(self, held: Held, block_ids: Iterable[int], *, to_pages: bool) -> bool:
+        """Between vLLM's blocks and this rank's pages. False: they cannot be reached."""
+        if held.memory is None:
+            return False
+        blocks, rows = indices(block_ids), held.pages
+        try:
+            layers = self._pages(held.memory)
+        except RadixKVError:  # a rank whose session has just ended
+            return False
+        for ours, theirs in zip(self._blocks, layers, strict=True):
+            if to_pages:
+                theirs[rows] = ours[blocks].flatten(1).to(theirs.device)
+            else:
+                ours[blocks] = theirs[rows].view(len(rows), *ours.shape[1:]).to(ours.device)
         return True
 
     def _pages(self, memory: Any) -> list[torch.Tensor]:
-        """The arena a sequence was reserved in, as [pages, elements of a layer] for each layer."""
-        check(memory.spec, self._spec)
+        """An arena as [pages, elements of a layer] for each layer. Errors: SessionLost of a rank."""
         return [page_rows(memory.keys(layer), memory.values(layer)) for layer in range(self._spec.layers)]
 
 
 def shared_pages(seq: Sequence) -> int:
     """Pages at the beginning that are complete. ``committed_tokens`` would be one token short of a full hit."""
     return seq.writable_from_tokens // seq.memory.spec.page_size
-
-
-def indices(numbers: Iterable[int]) -> torch.Tensor:
-    """Also of nothing, which torch would take for floats."""
-    return torch.tensor([int(number) for number in numbers], dtype=torch.long)
 
 
 def page_rows(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

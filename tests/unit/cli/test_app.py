@@ -36,7 +36,9 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
     assert "Usage: radixkv COMMAND" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[name] for name in COMMANDS if name != "model"] + [["model", "fetch"]])
+@pytest.mark.parametrize(
+    "command", [[name] for name in COMMANDS if name not in ("bench", "model")] + [["bench", "vllm"], ["model", "fetch"]]
+)
 def test_every_command_explains_every_flag(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert main([*command, "--help"]) == 0
     out = capsys.readouterr().out
@@ -60,6 +62,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--endpoint", "tcp://1.2.3.4:5"], "server.endpoint"),
         (["serve", "extra"], "extra"),
         (["stat", "--every", "0"], "every = 0.0 is not allowed"),
+        (
+            ["bench", "vllm", "--way", "magic"],
+            "way = 'magic' is not allowed; allowed: radixkv, own, offloading, nothing",
+        ),
+        (["bench", "vllm", "--questions", "1"], "questions = 1 is not allowed"),
+        (["bench", "vllm", "--python", "/no/python"], "python = '/no/python' is not allowed"),
         (["model", "fetch", "gpt9"], "smollm2"),
         (["model", "fetch"], "NAME"),
         (["completion", "tcsh"], "bash"),

@@ -21,9 +21,11 @@ class SlidingWindowSpec(SimpleNamespace):
     pass
 
 
-def engine(workers: int = 1, policy: str = "recompute") -> SimpleNamespace:
+def engine(tensor: int = 1, pipeline: int = 1, context: int = 1, policy: str = "recompute") -> SimpleNamespace:
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(world_size=workers),
+        parallel_config=SimpleNamespace(
+            world_size=tensor * pipeline, tensor_parallel_size=tensor, decode_context_parallel_size=context
+        ),
         kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy),
     )
 
@@ -38,6 +40,7 @@ def caches(kind: type[SimpleNamespace] = FullAttentionSpec, groups: int = 1, **f
 def test_a_page_holds_a_block() -> None:
     assert page_spec(caches()) == SPEC
     check_engine(engine())
+    check_engine(engine(tensor=4))
 
 
 @pytest.mark.parametrize(
@@ -58,9 +61,10 @@ def test_a_quantized_cache_is_refused() -> None:
         page_spec(caches(dtype="torch.uint8"))
 
 
-def test_several_workers_are_refused() -> None:
-    with pytest.raises(ValueError, match="one worker so far, not of 2"):
-        check_engine(engine(workers=2))
+@pytest.mark.parametrize("several", [{"pipeline": 2}, {"tensor": 2, "pipeline": 2}, {"tensor": 2, "context": 2}])
+def test_other_ways_to_share_a_model_are_refused(several: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="tensor-parallel engines, and no pipeline- or context-parallel ones"):
+        check_engine(engine(**several))
 
 
 def test_an_engine_that_would_fail_requests_is_refused() -> None:
@@ -69,17 +73,21 @@ def test_an_engine_that_would_fail_requests_is_refused() -> None:
 
 
 def test_the_settings_of_the_door() -> None:
-    assert door_settings(SPEC, {}) == DoorSettings(None, "default", SPEC)
+    assert door_settings(SPEC, 2, {}) == DoorSettings(None, "default", SPEC, ranks=2)
     given = {"endpoint": "ipc:///x", "pool": "p", "deadline_s": 1, "pause_first_s": 0.5, "pause_max_s": 9}
-    assert door_settings(SPEC, given) == DoorSettings("ipc:///x", "p", SPEC, 1.0, 0.5, 9.0)
+    assert door_settings(SPEC, 1, given) == DoorSettings("ipc:///x", "p", SPEC, 1.0, 0.5, 9.0)
 
 
-@pytest.mark.parametrize("given", [{"deadline": 1}, {"spec": 1}, {"deadline_s": 0}, {"pause_max_s": float("nan")}])
+@pytest.mark.parametrize(
+    "given", [{"deadline": 1}, {"spec": 1}, {"ranks": 2}, {"deadline_s": 0}, {"pause_max_s": float("nan")}]
+)
 def test_other_settings_are_refused_with_their_name(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
-        door_settings(SPEC, given)
+        door_settings(SPEC, 1, given)
 
 
 def test_a_pool_that_does_not_fit_is_told_with_the_difference() -> None:
-    with pytest.raises(ConfigError, match="page_size is 16, needed 32"):
-        check(KVSpec(page_size=16), SPEC)
+    pool = SimpleNamespace(spec=KVSpec(page_size=16), ranks=2)
+    with pytest.raises(ConfigError, match="page_size is 16, needed 32, ranks is 2, needed 4"):
+        check(pool, DoorSettings(None, "default", SPEC, ranks=4))
+    check(pool, DoorSettings(None, "default", pool.spec, ranks=2))
