@@ -53,8 +53,11 @@ class EventCodec:
         return self._encode([_NAMES[kind], *values])
 
     def batch(self, timestamp: float, events: list[bytes]) -> bytes:
-        """Joined by hand: everything at once is large."""
         return b"".join((_array(3), self._encode(timestamp), _array(len(events)), *events, self._encode(self._rank)))
+
+    def long_batch(self, timestamp: float) -> LongBatch:
+        """One to which events are still to be added."""
+        return LongBatch(self._encode(timestamp), self._encode(self._rank))
 
     def _stored(self, event: Stored) -> list[Any]:
         hashes = self._hashes(event.hashes)
@@ -73,6 +76,26 @@ class EventCodec:
             halves: list[int] = np.frombuffer(packed, ">u8")[1::2].tolist()
             return halves
         return [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
+
+
+class LongBatch:
+    """A batch that grows in its place: 90 MB (a million blocks) are neither joined nor copied in one go."""
+
+    def __init__(self, timestamp: bytes, rank: bytes) -> None:
+        self._events = 0
+        self._rank = rank
+        self._bytes = bytearray(_array(3) + timestamp)
+        self._count_at = len(self._bytes) + 1
+        self._bytes += _array(2**32 - 1)
+
+    def add(self, events: list[bytes]) -> None:
+        self._events += len(events)
+        self._bytes += b"".join(events)
+
+    def end(self) -> bytearray:
+        self._bytes[self._count_at : self._count_at + 4] = self._events.to_bytes(4, "big")
+        self._bytes += self._rank
+        return self._bytes
 
 
 @lru_cache(1024)

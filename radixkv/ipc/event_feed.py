@@ -39,7 +39,7 @@ TURN_LOOKS = 2048
 """Places and writes that a turn looks at if it finds hardly anything to tell."""
 _WRITE_BYTES = 128
 
-Message = tuple[int, bytes]
+Message = tuple[int, bytes | bytearray]
 """Sequence number and batch."""
 END: Message = (-1, b"")
 
@@ -145,14 +145,14 @@ class Feed:
         """Whether the ring has all that a subscriber lacks from here on: also if that is all since the beginning."""
         return (self.oldest <= sequence or self.oldest == self.first) and sequence <= self.next
 
-    def whole(self) -> Whole | None:
+    def whole(self, timestamp: float) -> Whole | None:
         """Everything, for who needs it now: the one that others are waiting for or are being sent, if the ring has what
         follows it. None: not before the beginning is told."""
         if not self.begun:
             return None
         found = self._whole() if self._whole is not None else None
         if found is None or found.at + 1 < self.oldest:
-            found = Whole(self.next - 1, self._ledger.everything(), self._codec)
+            found = Whole(self.next - 1, self._ledger.everything(), self._codec, timestamp)
             self._whole = weakref.ref(found)
             self.wholes += 1
         return found
@@ -161,21 +161,21 @@ class Feed:
 class Whole:
     """One batch that says AllBlocksCleared, and then all that is cached after batch ``at``."""
 
-    def __init__(self, at: int, slices: Iterator[Slice], codec: EventCodec) -> None:
+    def __init__(self, at: int, slices: Iterator[Slice], codec: EventCodec, timestamp: float) -> None:
         self.at = at
-        self.batch: bytes | None = None
+        self.batch: bytearray | None = None
         """None: there are slices left."""
         self._slices = slices
         self._codec = codec
-        self._parts: list[bytes] = []
+        self._growing = codec.long_batch(timestamp)
 
-    def go_on(self, timestamp: float) -> None:
+    def go_on(self) -> None:
         """A slice."""
         found = next(self._slices, None)
         if found is None:
-            self.batch, self._parts = self._codec.batch(timestamp, self._parts), []
+            self.batch = self._growing.end()
         else:
-            self._parts += [self._codec.event(event) for event in found]
+            self._growing.add([self._codec.event(event) for event in found])
 
 
 class Replay:
@@ -194,13 +194,13 @@ class Replay:
         """
         feed = self._feed
         if not self._begun and self._whole is None and not feed.reaches(self._at):
-            self._whole = feed.whole()
+            self._whole = feed.whole(timestamp)
             if self._whole is None:
                 return None
         if self._whole is not None:
             if self._whole.batch is not None:
                 return self._whole.at, self._whole.batch
-            self._whole.go_on(timestamp)
+            self._whole.go_on()
             return None
         self._at = max(self._at, feed.oldest)
         return (self._at, feed.batch(self._at)) if self._at < feed.next else END

@@ -10,7 +10,6 @@ Sorting is done in slices as well: parts of the table are sorted one by one, the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -95,7 +94,7 @@ class Telling:
 
         First none at all, while ``looked`` of them at a time are sorted; then ``told`` at a time.
         """
-        runs: list[tuple[NDArray[Any], Places]] = []
+        runs = []
         for begin in range(first, end, looked):
             part = slice(begin, min(begin + looked, end))
             places = np.flatnonzero(self._untold[part]) + begin
@@ -104,10 +103,9 @@ class Telling:
                 serials[at] = self._kept[entry][2][row]
             order = np.argsort(serials)
             if len(places):
-                runs.append((serials[order], places[order]))
+                runs.append(_Run(serials[order], places[order]))
             yield part.stop - begin, places[:0]
-        for places in _merged(runs, told):
-            yield len(places), places
+        yield from _merged(runs, looked, told)
 
     def _gone(self, places: Places) -> Iterator[tuple[int, tuple[int, int]]]:
         """Those of them that have left: which of ``places``, and where what they had is kept."""
@@ -116,23 +114,43 @@ class Telling:
             yield at, (entry - 1, row)
 
 
-def _merged(runs: list[tuple[NDArray[Any], Places]], most: int) -> Iterator[Places]:
-    """Sorted runs as one, ``most`` at a time: from the run that begins lowest, as far as it is below all others."""
-    heap = [(int(serials[0]), run, 0) for run, (serials, _) in enumerate(runs)]
-    heapify(heap)
-    while heap:
-        pieces, room = [], most
-        while heap and room:
-            _, run, at = heappop(heap)
-            serials, places = runs[run]
-            end = min(at + room, len(serials))
-            if heap:
-                end = at + int(np.searchsorted(serials[at:end], np.uint64(heap[0][0]), side="right"))
-            pieces.append(places[at:end])
-            room -= end - at
-            if end < len(serials):
-                heappush(heap, (int(serials[end]), run, end))
-        yield np.concatenate(pieces)
+class _Run:
+    """Places sorted by their serials, what has been taken no more among them."""
+
+    def __init__(self, serials: NDArray[Any], places: Places) -> None:
+        self.serials = serials
+        self._places = places
+
+    def take(self, count: int) -> tuple[NDArray[Any], Places]:
+        taken = self.serials[:count], self._places[:count]
+        self.serials, self._places = self.serials[count:], self._places[count:]
+        return taken
+
+
+def _merged(runs: list[_Run], looked: int, most: int) -> Iterator[tuple[int, Places]]:
+    """Runs as one, up to ``most`` places at a time, and how many were looked at for that: ``looked`` or a few more."""
+    while runs := sorted((run for run in runs if len(run.serials)), key=lambda run: int(run.serials[0])):
+        first = runs[0].serials[:most]
+        if len(runs) == 1 or first[-1] <= runs[1].serials[0]:
+            count, (_, places) = len(first), runs[0].take(most)
+            yield count, places
+            continue
+        heads = [run.serials[: max(1, looked // len(runs))] for run in runs]
+        limit = _limit(heads, [len(run.serials) for run in runs], most)
+        taken = [
+            run.take(int(np.searchsorted(head, limit, side="right"))) for run, head in zip(runs, heads, strict=True)
+        ]
+        serials, places = (np.concatenate(part) for part in zip(*taken, strict=True))
+        yield sum(map(len, heads)), places[np.argsort(serials)]
+
+
+def _limit(heads: list[NDArray[Any]], lengths: list[int], most: int) -> Any:
+    """Up to which serial all is in the heads (of runs of these lengths), and no more than ``most``."""
+    ends = [head[-1] for head, length in zip(heads, lengths, strict=True) if len(head) < length]
+    known = np.concatenate(heads)
+    if ends:
+        known = known[known <= min(ends)]
+    return np.partition(known, most - 1)[most - 1] if len(known) > most else known.max()
 
 
 def runs_of(contents: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:

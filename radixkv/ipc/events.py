@@ -222,7 +222,8 @@ def _answer(socket: zmq.Socket[bytes], route: bytes, topic: bytes, message: Mess
     _send(socket, topic, *message)
 
 
-def _send(socket: zmq.Socket[bytes], topic: bytes, sequence: int, batch: bytes) -> None:
+def _send(socket: zmq.Socket[bytes], topic: bytes, sequence: int, batch: bytes | bytearray) -> None:
+    """What may be huge is not copied: a snapshot is the same memory for all who ask, until the last of them has it."""
     socket.send(topic, _WITH_MORE)
     socket.send(sequence.to_bytes(8, "big", signed=sequence < 0), _WITH_MORE)
-    socket.send(batch, _NOBLOCK)
+    socket.send(batch, _NOBLOCK, copy=isinstance(batch, bytes))
