@@ -268,6 +268,12 @@ class MappingGone(Struct, frozen=True):
     session: int
 
 
+class LosePool(Struct, frozen=True):
+    """An error has killed a CUDA context: what this pool's device holds is not to be believed any more."""
+
+    pool: str
+
+
 class CopyDone(Struct, frozen=True):
     """A copy has ended. Not ``ok``: its targets hold anything. ``seconds``: how long it ran, once it was its turn."""
 
@@ -286,7 +292,9 @@ class Drain(Struct, frozen=True):
     """Take nothing new; let what runs come to its end."""
 
 
-Command = Request | OpenSession | RejoinSession | JoinSession | EndSession | MappingGone | CopyDone | Tick | Drain
+Command = (
+    Request | OpenSession | RejoinSession | JoinSession | EndSession | MappingGone | LosePool | CopyDone | Tick | Drain
+)
 
 
 # -- what comes back to a worker ----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from radixkv.commands import (
     Heartbeat,
     JoinSession,
     Lookup,
+    LosePool,
     MappingGone,
     OpenSession,
     Outcome,
@@ -325,7 +326,9 @@ class Daemon:
             for copy in outcome.effects:
                 self._copier.submit(copy)
         for session in outcome.ended:
-            self._log.warning("session revoked: it was silent beyond its lease and others are short", session=session)
+            self._log.warning(
+                "session revoked: silent beyond its lease while others are short, or its pool is lost", session=session
+            )
             self.members.ended(session, mapped=self._engine.awaits_mapping_gone(session))
             self._router.forget(session)
 
@@ -412,6 +415,9 @@ class Daemon:
         deaths = self._copier.deaths
         for done in self._copier.completions():
             self._step(done)
+        for pool in self._copier.take_lost():
+            self._log.error("a CUDA error has ended the cache of a pool: its pages are dropped", pool=pool)
+            self._step(LosePool(pool))
         if self._copier.deaths != deaths:
             self._log.warning("the copier died: what it was copying has failed", deaths=self._copier.deaths)
             self._look_ahead()

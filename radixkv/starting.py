@@ -37,7 +37,7 @@ from radixkv.ipc.router import Router
 from radixkv.ipc.signals import signal_socket
 
 if TYPE_CHECKING:
-    from radixkv.device.copier import ProcessCopier
+    from radixkv.device.copiers import Copiers
     from radixkv.ipc.events import Events
 
 DOORS, MANIFEST = "doors", "manifest"
@@ -67,7 +67,7 @@ class Parts(NamedTuple):
     listener: Listener
     epoll: select.epoll
     signals: socket.socket
-    copier: ProcessCopier | None = None
+    copier: Copiers | None = None
     events: Events | None = None
 
     def leave(self) -> None:
@@ -273,14 +273,14 @@ class _Starter:
                 os.close(fd)
         return pools
 
-    def start_copier(self, pools: Mapping[str, PoolMemory]) -> ProcessCopier | None:
+    def start_copier(self, pools: Mapping[str, PoolMemory]) -> Copiers | None:
         """It holds the locks too: the next daemon has the memory only when nothing of this one writes to it."""
         tiers = {name: memory.tiers for name, memory in pools.items() if memory.host_fds}
         if not tiers:
             return None
-        from radixkv.device.copier import ProcessCopier
+        from radixkv.device.copiers import Copiers
 
-        copier = ProcessCopier(tiers, self._locks)
+        copier = Copiers(tiers, self._locks)
         self._stack.callback(copier.close)
         return copier
 

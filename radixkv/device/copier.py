@@ -82,6 +82,8 @@ class ProcessCopier:
         """Of processes, so far."""
         self.timed_out = 0
         """Copies, so far, that took far too long."""
+        self.lost_contexts = 0
+        """How often a process has ended because of an error that kills a CUDA context."""
         self._start()
 
     @property
@@ -151,6 +153,7 @@ class ProcessCopier:
             self._count_death(lived_s=0.0)
 
     def _bury(self, process: Process) -> None:
+        self.lost_contexts += process.lost_context
         process.close()
         self._process = None
         self._count_death(process.lived_s)

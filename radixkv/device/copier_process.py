@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from radixkv.commands import CopyDone
-from radixkv.device.copying import END
+from radixkv.device.copying import CONTEXT_LOST, END
 
 _STREAM_BYTES = 32 * 2**10
 """From here on glibc may copy past the caches (from 16 times as much with its fastest loop). By default it does so only
@@ -77,6 +77,11 @@ class Process:
         self._killed = True
         self._popen.kill()
 
+    @property
+    def lost_context(self) -> bool:
+        """It ended because of an error that leaves nothing of its CUDA context to go on with. Asked when it is gone."""
+        return self._popen.returncode == CONTEXT_LOST
+
     def reap(self) -> bool:
         """Whether it is gone, and nothing of it left."""
         return self._popen.poll() is not None
@@ -100,7 +105,9 @@ def _spawn(pools: Sequence[PoolTiers], lanes: list[int], keep_fds: Sequence[int]
     """A process group of its own, so that a terminal's signals pass it by; the same session, because the kernel may
     compare niceness only within one (autogroups). stderr stays the daemon's: if it fails, somebody should know why.
     """
-    pool_orders = [[pool.page_bytes, list(pool.device_fds), list(pool.host_fds)] for pool in pools]
+    pool_orders = [
+        [pool.page_bytes, list(pool.device_fds), list(pool.host_fds), list(pool.uuids), pool.pages] for pool in pools
+    ]
     orders = {"parent": os.getpid(), "lanes": lanes, "pools": pool_orders}
     arena_fds = [fd for pool in pools for fd in (*pool.device_fds, *pool.host_fds)]
     tunables = f"glibc.cpu.x86_non_temporal_threshold={_STREAM_BYTES}", os.environ.get("GLIBC_TUNABLES")

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ ASK = struct.Struct("<iII")
 END = struct.Struct("<?d")
 """How a copy ended: whether all its bytes are there, and the seconds it ran."""
 NO_POOL = -1
+CONTEXT_LOST = 75
+"""How the process ends when a CUDA context of it has died: what the device holds is not to be believed any more."""
 
 LOAD_NICE, SAVE_NICE = 10, 19
 """Niceness of the two threads: a request may wait for a load. With 5 for both a round trip to the daemon waits for a
@@ -43,6 +45,14 @@ Pages = NDArray[np.uint8]
 """One rank's arena: [pages, page_bytes]."""
 
 
+class Copying(Protocol):
+    """Whatever can copy a pool's pages, on every rank. One direction has one caller, both at the same time."""
+
+    def copy(self, sources: bytes, targets: bytes, to_host: bool) -> bool:
+        """Returns when all is copied. ``sources``, ``targets``: packed int32 ids. False: they are not equally many, or
+        not all pages of these arenas, and nothing is copied; or it could not be done."""
+
+
 class Tiers(NamedTuple):
     """One pool's memory, rank by rank."""
 
@@ -51,10 +61,25 @@ class Tiers(NamedTuple):
 
     @classmethod
     def map(cls, page_bytes: int, device_fds: Sequence[int], host_fds: Sequence[int]) -> Tiers:
-        return cls([_map(fd, page_bytes) for fd in device_fds], [_map(fd, page_bytes) for fd in host_fds])
+        device = [map_pages(fd, page_bytes) for fd in device_fds]
+        return cls(device, [map_pages(fd, page_bytes) for fd in host_fds])
+
+    def copy(self, sources: bytes, targets: bytes, to_host: bool) -> bool:
+        giving, taking = (self.device, self.host) if to_host else (self.host, self.device)
+        return copy_pages(sources, targets, giving, taking)
 
 
-def _map(fd: int, page_bytes: int) -> Pages:
+def open_tiers(order: Sequence[Any]) -> Copying:
+    """``order``: page_bytes, device and host descriptors, UUIDs of the ranks' CUDA devices, how many pages it has."""
+    page_bytes, device_fds, host_fds, uuids, pages = order
+    if not uuids:
+        return Tiers.map(page_bytes, device_fds, host_fds)
+    from radixkv.device.cuda_copying import CudaTiers
+
+    return CudaTiers((page_bytes, pages), device_fds, host_fds, uuids)
+
+
+def map_pages(fd: int, page_bytes: int) -> Pages:
     """All whole pages of an arena. Its descriptor is closed; the mapping has one of its own."""
     size = os.fstat(fd).st_size
     memory = arena.map_shared(fd, size)
@@ -67,7 +92,7 @@ def behave(niceness: int) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def serve(lane: socket.socket, pools: Sequence[Tiers], to_host: bool) -> None:
+def serve(lane: socket.socket, pools: Sequence[Copying], to_host: bool) -> None:
     """Copy what is asked for on a lane until its other end is closed. A frame that makes no sense fails alone."""
     behave(SAVE_NICE if to_host else LOAD_NICE)
     with lane.makefile("rb") as frames, contextlib.suppress(ConnectionError):
@@ -75,30 +100,34 @@ def serve(lane: socket.socket, pools: Sequence[Tiers], to_host: bool) -> None:
             place, *lengths = ASK.unpack(head)
             sources, targets = map(frames.read, lengths)
             begin = time.perf_counter()
-            ok = 0 <= place < len(pools) and copy_pages(sources, targets, *_direction(pools[place], to_host))
+            ok = 0 <= place < len(pools) and pools[place].copy(sources, targets, to_host)
             lane.sendall(END.pack(ok, time.perf_counter() - begin))
-
-
-def _direction(tiers: Tiers, to_host: bool) -> tuple[list[Pages], list[Pages]]:
-    return (tiers.device, tiers.host) if to_host else (tiers.host, tiers.device)
 
 
 def copy_pages(sources: bytes, targets: bytes, giving: Sequence[Pages], taking: Sequence[Pages]) -> bool:
     """Copy page by page, on every rank. ``sources`` and ``targets`` are packed int32 ids. False, with nothing copied:
     they are not equally many, or not all pages of these arenas."""
-    if len(sources) != len(targets) or len(sources) % 4:
+    runs = runs_of(sources, targets, min(map(len, giving)), min(map(len, taking)))
+    if runs is None:
         return False
-    come_from, go_to = np.frombuffer(sources, "<i4"), np.frombuffer(targets, "<i4")
-    if not (_all_in(come_from, giving) and _all_in(go_to, taking)):
-        return False
-    for source, target, count in _runs(come_from, go_to):
+    for source, target, count in runs:
         for one, other in zip(giving, taking, strict=True):
             other[target : target + count] = one[source : source + count]
     return True
 
 
-def _all_in(ids: NDArray[np.int32], ranks: Sequence[Pages]) -> bool:
-    return not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < min(map(len, ranks)))
+def runs_of(sources: bytes, targets: bytes, giving: int, taking: int) -> Iterator[tuple[int, int, int]] | None:
+    """(source, target, count) of what is to be copied between tiers of so many pages; None if that makes no sense."""
+    if len(sources) != len(targets) or len(sources) % 4:
+        return None
+    come_from, go_to = np.frombuffer(sources, "<i4"), np.frombuffer(targets, "<i4")
+    if not (_all_in(come_from, giving) and _all_in(go_to, taking)):
+        return None
+    return _runs(come_from, go_to)
+
+
+def _all_in(ids: NDArray[np.int32], pages: int) -> bool:
+    return not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < pages)
 
 
 def _runs(sources: NDArray[np.int32], targets: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
@@ -126,9 +155,9 @@ def _fail(failure: threading.ExceptHookArgs) -> None:
 
 
 def main(orders: dict[str, Any]) -> None:
-    """``orders``: parent (process id), lanes (descriptors: load, save), pools ([page_bytes, device, host] each)."""
+    """``orders``: parent (process id), lanes (descriptors: load, save), pools (each as ``open_tiers`` takes it)."""
     _bind_to_parent(orders["parent"])
-    pools = [Tiers.map(*pool) for pool in orders["pools"]]
+    pools = [open_tiers(pool) for pool in orders["pools"]]
     load, save = (socket.socket(fileno=fd) for fd in orders["lanes"])
     threading.excepthook = _fail
     threading.Thread(target=serve, args=(load, pools, False), daemon=True).start()

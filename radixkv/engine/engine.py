@@ -30,6 +30,7 @@ from radixkv.commands import (
     Invalidated,
     JoinSession,
     Lookup,
+    LosePool,
     MappingGone,
     OpenSession,
     Outcome,
@@ -47,6 +48,7 @@ from radixkv.commands import (
     failure,
 )
 from radixkv.engine import batch, commit, handover, plan, reserving, resume
+from radixkv.engine.losing import lose_pool
 from radixkv.engine.plan import Worker
 from radixkv.engine.snapshot import snapshot
 from radixkv.engine.state import SLICE_SEQUENCES, State
@@ -116,6 +118,8 @@ class Engine(State):
                 self.end_session(command.session, command.mapped)
             case MappingGone():
                 self.mapping_gone(command.session)
+            case LosePool():
+                lose_pool(self, command.pool)
             case CopyDone():
                 self._copy_done(command, now)
             case Drain():

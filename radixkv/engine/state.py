@@ -31,7 +31,7 @@ NOBODY = 0
 
 COUNTERS = (
     "requests", "refused_requests", "repeated_requests", "granted_after_waiting", "revoked_sessions",
-    "handoffs_expired", "unknown_copies", "joined",
+    "handoffs_expired", "unknown_copies", "joined", "lost_pools",
 )  # fmt: skip
 
 

@@ -51,6 +51,11 @@ class Transit:
             late.append(self.take(ticket))
         return late
 
+    def take_all_of(self, pool: str) -> list[Sequence]:
+        """Take out those of one pool."""
+        tickets = [ticket for ticket, (seq, _) in self._by_ticket.items() if seq.pool == pool]
+        return [self.take(ticket) for ticket in tickets]
+
     def _until(self, ticket: bytes) -> float | None:
         entry = self._by_ticket.get(ticket)
         return entry[1] if entry else None

@@ -1,22 +1,34 @@
-"""A pytest plugin for runs over the fake driver: torch reads device memory by its address, which here is the CPU's.
+"""What stands for a worker's kernels in tests over the fake driver, where an address of the device is one of the CPU's.
 
-``pytest -p tests.cuda.on_fake`` with the environment that ``control.environment`` gives.
+Torch and numpy read and write device memory by its address, and rows are copied at once. As a pytest plugin
+(``-p tests.cuda.on_fake``), and imported by processes that tests start; ``suites.environment`` has what else it takes.
 """
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
+import numpy as np
 import torch
 
-from radixkv.client.cuda_mapping import CudaPoolMemory
+from radixkv.client.cuda_mapping import CudaPoolMemory, row_view
+from radixkv.client.mapping import PoolMemory
 
 
-def _bytes_of(memory: CudaPoolMemory) -> torch.Tensor:
+def bytes_of(memory: CudaPoolMemory) -> torch.Tensor:
     addresses = memory.range
     buffer = (ctypes.c_uint8 * addresses.size).from_address(addresses.pointer)
     buffer.mapped = addresses  # as with __cuda_array_interface__: mapped as long as a view is in use
     return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
-CudaPoolMemory._buffer = _bytes_of
+def _rows(memory: CudaPoolMemory) -> Any:
+    signed = row_view(bytes_of(memory), memory.layout, memory.pages).numpy()
+    return signed.view({2: np.uint16, 4: np.uint32}[signed.itemsize])
+
+
+CudaPoolMemory._buffer = bytes_of
+CudaPoolMemory._rows = property(_rows)
+CudaPoolMemory.copy_rows = PoolMemory.copy_rows
+CudaPoolMemory.copy = PoolMemory.copy

@@ -11,6 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tests.conftest import DEVICE
+
+if DEVICE != "cpu":
+    import tests.cuda.on_fake  # noqa: F401 - the rows are read and written by their address
+
 SPEC = {"layers": 2, "kv_heads": 1, "head_dim": 8, "dtype": "float32", "page_size": 4}
 ROW_WORDS = 2 * 2 * 8
 TOKENS_MAX = 512

@@ -80,6 +80,9 @@ class CopyDesk:
         ended, self.ended = self.ended, []
         return ended
 
+    def take_lost(self):
+        return []
+
     def kill_if_stuck(self, now):
         if now >= self.stuck_at:
             self.timed_out, self.stuck_at = 1, math.inf

@@ -14,15 +14,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from radixkv.commands import Copy, CopyDone
-from radixkv.device import arena
+from radixkv.device import arena, cuda_arena, cuda_driver
 from radixkv.device.copier import PAUSE_FIRST_S, STUCK_S, ProcessCopier
 from radixkv.device.copier_process import PoolTiers
 from radixkv.device.copying import LOAD_NICE, SAVE_NICE
+from tests.conftest import DEVICE
 
 PATIENCE_S = 30.0
 PAGE_BYTES = 4096 + 256
@@ -38,20 +40,66 @@ class Memory:
     def __init__(self, pages: tuple[int, int], page_bytes: int = PAGE_BYTES, ranks: tuple[int, int] = (1, 1)) -> None:
         self.page_bytes = page_bytes
         self.fds: list[int] = []
-        self.device = [self._arena(pages[0]) for _ in range(ranks[0])]
+        self._device = [self._device_arena(pages[0]) for _ in range(ranks[0])]
         self.host = [self._arena(pages[1]) for _ in range(ranks[1])]
-        self.tiers = PoolTiers(page_bytes, self.fds[: ranks[0]], self.fds[ranks[0] :])
+        self.tiers = PoolTiers(page_bytes, self.fds[: ranks[0]], self.fds[ranks[0] :], self._uuids(ranks[0]), pages[0])
+
+    @property
+    def device(self) -> list[Pages]:
+        return self._device
+
+    def _uuids(self, ranks: int) -> list[str]:
+        return []
+
+    def _device_arena(self, pages: int) -> Any:
+        return self._arena(pages)
 
     def _arena(self, pages: int) -> Pages:
         size = pages * self.page_bytes
         self.fds.append(arena.create("test", size))
         view = np.frombuffer(arena.map_shared(self.fds[-1], size), np.uint64)
-        view[:] = np.arange(len(view), dtype=np.uint64) + (len(self.fds) << 40)
+        view[:] = self._content(size)
         return view.reshape(pages, -1)
+
+    def _content(self, size: int) -> Pages:
+        return np.arange(size // 8, dtype=np.uint64) + (len(self.fds) << 40)
 
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
+
+
+class CudaMemory(Memory):
+    """The same with the device's arenas on CUDA devices, each time read anew."""
+
+    @property
+    def device(self) -> list[Pages]:
+        return [self._read(addresses, pages) for addresses, pages in self._device]
+
+    def _uuids(self, ranks: int) -> list[str]:
+        return [cuda_driver.devices()[rank].uuid for rank in range(ranks)]
+
+    def _device_arena(self, pages: int) -> Any:
+        size = pages * self.page_bytes
+        device = cuda_driver.devices()[len(self.fds)]
+        addresses = cuda_arena.Range(device, cuda_arena.whole_bytes(device, size))
+        self.fds.append(cuda_arena.create(device, addresses.size))
+        addresses.map(self.fds[-1])
+        content = self._content(size)
+        with cuda_driver.current(device):
+            cuda_driver.call("cuMemcpyHtoD", addresses.pointer, content.ctypes.data, size)
+            cuda_driver.call("cuCtxSynchronize")
+        return addresses, pages
+
+    def _read(self, addresses: cuda_arena.Range, pages: int) -> Pages:
+        content = np.empty((pages, self.page_bytes // 8), np.uint64)
+        with cuda_driver.current(addresses.device):
+            cuda_driver.call("cuMemcpyDtoH", content.ctypes.data, addresses.pointer, content.nbytes)
+        return content
+
+
+ON_CUDA = DEVICE != "cpu"
+"""The whole contract again, with another copier (``tests/cuda``)."""
 
 
 @pytest.fixture
@@ -59,7 +107,7 @@ def memory() -> Iterator[Callable[..., Memory]]:
     made: list[Memory] = []
 
     def make(*args: object, **kwargs: object) -> Memory:
-        made.append(Memory(*args, **kwargs))
+        made.append((CudaMemory if ON_CUDA else Memory)(*args, **kwargs))
         return made[-1]
 
     yield make
@@ -337,6 +385,7 @@ def test_one_that_takes_far_too_long_is_killed(pool: Memory, running: ProcessCop
     assert verdicts(ends(running, 1)) == [(3, True)]
 
 
+@pytest.mark.skipif(ON_CUDA, reason="a pool that cannot be is refused when its memory is mapped")
 def test_a_direction_that_fails_takes_the_process_with_it(
     memory: Callable[..., Memory], copier: Callable[..., ProcessCopier], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -353,6 +402,7 @@ def test_a_direction_that_fails_takes_the_process_with_it(
 # -- the process ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(ON_CUDA, reason="the driver has threads and files of its own")
 def test_it_has_only_what_it_needs(pool: Memory, running: ProcessCopier) -> None:
     """No descriptor but its lanes and mappings, no torch, no zmq; behind the daemon when both want a CPU; deaf to what
     drains it."""
@@ -401,12 +451,12 @@ def test_close_leaves_nothing(pool: Memory) -> None:
 
 
 def test_it_holds_the_lock_as_long_as_it_lives(pool: Memory) -> None:
-    lock = arena.lock(pool.fds[0])
+    lock = arena.lock(pool.fds[-1])
     with contextlib.closing(ProcessCopier({"default": pool.tiers}, [lock])):
         os.close(lock)
         with pytest.raises(arena.MemoryInUse):
-            arena.lock(pool.fds[0])
-    os.close(arena.lock(pool.fds[0]))
+            arena.lock(pool.fds[-1])
+    os.close(arena.lock(pool.fds[-1]))
 
 
 PARENT = """
@@ -415,9 +465,8 @@ from radixkv.commands import Copy
 from radixkv.device import arena
 from radixkv.device.copier import ProcessCopier
 from radixkv.device.copier_process import PoolTiers
-device, host, page_bytes = map(int, sys.argv[1:])
-copier = ProcessCopier({"default": PoolTiers(page_bytes, [device], [host])}, [arena.lock(device)])
-pages = os.fstat(device).st_size // page_bytes
+device, host, page_bytes, pages = map(int, sys.argv[1:5])
+copier = ProcessCopier({"default": PoolTiers(page_bytes, [device], [host], sys.argv[5:], pages)}, [arena.lock(host)])
 ids = b"".join(n.to_bytes(4, "little") for n in range(pages))
 for n in range(20_000):  # a minute's work
     copier.submit(Copy(n, "default", ids, ids, True))
@@ -431,7 +480,7 @@ sys.stdin.read()
 def test_the_sudden_death_of_the_daemon_is_its_own(memory: Callable[..., Memory], stopped: bool) -> None:
     """In the middle of copying, even if it stands still there. The next daemon gets the lock when it is gone."""
     pool = memory((512, 512), 2**16)
-    command = [sys.executable, "-c", PARENT, *map(str, (*pool.fds, pool.page_bytes))]
+    command = [sys.executable, "-c", PARENT, *map(str, (*pool.fds, pool.page_bytes, 512)), *pool.tiers.uuids]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=pool.fds, env=os.environ
     ) as parent:
@@ -442,6 +491,6 @@ def test_the_sudden_death_of_the_daemon_is_its_own(memory: Callable[..., Memory]
             os.kill(pid, signal.SIGSTOP)
         parent.kill()
         parent.wait()
-        os.close(arena.lock(pool.fds[0], patience_s=PATIENCE_S))
+        os.close(arena.lock(pool.fds[1], patience_s=PATIENCE_S))
         assert select.select([pidfd], [], [], PATIENCE_S)[0]
         os.close(pidfd)
