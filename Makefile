@@ -51,13 +51,12 @@ bench-peers: setup
 kernels-report: setup
 	$(BIN)/python -m bench.kernels_report --write
 
-# The Triton kernels, interpreted, under another Triton than the one that torch asks for: make test-triton TRITON=3.6.0
-TRITON ?= 3.9.0
-OTHER_TRITON = .venv/triton-$(TRITON)
+# The Triton kernels, interpreted, under another Triton than the one that torch asks for: make test-triton-3.6.0
+test-triton-%: setup
+	test -d .venv/triton-$* || $(BIN)/python -m pip install --quiet --no-deps --target .venv/triton-$* triton==$*
+	PYTHONPATH=.venv/triton-$* TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider tests/unit/kernels/interpreted
 
-test-triton: setup
-	test -d $(OTHER_TRITON) || $(BIN)/python -m pip install --quiet --no-deps --target $(OTHER_TRITON) triton==$(TRITON)
-	PYTHONPATH=$(OTHER_TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider tests/unit/kernels/interpreted
+test-triton: test-triton-3.9.0 test-triton-3.6.0
 
 # Real serving engines in environments of their own. `engines` installs what is missing: 3.5 GB, minutes.
 engines: setup

@@ -1,10 +1,15 @@
 """Every kernel against the reference on a device. Run by ``bench.gpu`` and ``tests/gpu``.
 
 A check takes the device and whether to keep it small; small ones also run in Triton's interpreter, in the unit tests.
+By itself: ``python -m bench.gpu_checks NAME``, with ``cpu`` behind it small, on the CPU.
+
+Each kind of launch is compiled before it runs, which takes seconds: what decides how many there are is kept small, and
+what would take long by that is in parts, which ``bench.gpu`` runs side by side.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -12,12 +17,15 @@ from torch import Tensor
 
 from bench.kernel_cases import (
     INF,
+    LATENT_SCALE,
+    NAMES,
     NAN,
     Case,
     Shape,
     assert_near,
     bits,
     empty_arena,
+    latent_case,
     make_case,
     naive_attention,
     random_case,
@@ -33,13 +41,16 @@ from radixkv.kernels import (
     decode_attention,
     gather_pages,
     group_prefixes,
+    mla_decode_attention,
     prefill_attention,
     scatter_pages,
     triton_write,
 )
 from radixkv.kernels.dispatch import Impl
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+Check = Callable[[str, bool], None]
+BRAIN = torch.bfloat16
+DTYPES = (torch.float32, torch.float16, BRAIN)
 BOTH: tuple[Impl, Impl] = ("torch", "triton")
 PARTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda arena: arena,
@@ -49,11 +60,21 @@ PARTS: tuple[Callable[[Tensor], Tensor], ...] = (
 """What copy_rows takes of an arena: all of it, one layer, one layer's keys."""
 
 
-def check_decode_kinds(device: str, small: bool) -> None:
-    """Each dtype, head dim and page size, for MHA, GQA and MQA, against the reference and (once a dtype) float64."""
-    lengths = [0, 1, 70] if small else [0, 1, 16, 1000, 4097]
-    for dtype in DTYPES[:1] if small else DTYPES:
-        for head_dim, page_size in ((64, 16), (128, 32)) if small else ((64, 16), (64, 32), (128, 16), (128, 32)):
+def name_of(check: Check) -> str:
+    return check.__name__.removeprefix("check_")
+
+
+def _named(check: Check, name: str) -> Check:
+    """One of several checks made alike."""
+    check.__name__ = name
+    return check
+
+
+def _decode_kinds(dtype: torch.dtype) -> Check:
+    def check(device: str, small: bool) -> None:
+        """Head dims and page sizes, for MHA, GQA and MQA, against the reference and (one of them) float64."""
+        lengths = [0, 1, 70] if small else [0, 1, 16, 1000, 4097]
+        for head_dim, page_size in ((64, 16), (128, 32)):
             for heads in ((4, 2),) if small else ((8, 8), (32, 8), (9, 3), (32, 1), (71, 1)):
                 case = make_case(Shape(lengths, *heads, head_dim, page_size, dtype, shared=True), device=device)
                 got = decode_attention(*case.arguments, return_lse=True, impl="triton")
@@ -62,6 +83,8 @@ def check_decode_kinds(device: str, small: bool) -> None:
                     assert_near(got, naive_attention(case), dtype)
                 assert not got[0][0].any(), "an empty row is not zero"
                 assert (got[1][0] == -INF).all(), "an empty row has weight"
+
+    return _named(check, f"decode_kinds_{NAMES[dtype]}")
 
 
 def check_other_head_dims_and_page_sizes(device: str, small: bool) -> None:
@@ -72,14 +95,32 @@ def check_other_head_dims_and_page_sizes(device: str, small: bool) -> None:
             assert_near(got, naive_attention(case), dtype)
 
 
-def check_random_problems(device: str, small: bool) -> None:
-    """Every option and kind together, against the definition in float64."""
-    for seed in range(2 if small else 200):
-        problem = Problem.of(seed)
-        try:
-            assert_near(problem.got("triton", device), problem.wanted(), problem.shape.dtype)
-        except AssertionError as difference:
-            raise AssertionError(f"seed {seed}: {problem}: {difference}") from difference
+def _random_problems(first: int) -> Check:
+    def check(device: str, small: bool) -> None:
+        """Every option and kind together, against the definition in float64."""
+        for seed in range(first, first + 10)[:: 10 if small else 1]:
+            problem = Problem.of(seed)
+            try:
+                assert_near(problem.got("triton", device), problem.wanted(), problem.shape.dtype)
+            except AssertionError as difference:
+                raise AssertionError(f"seed {seed}: {problem}: {difference}") from difference
+
+    return _named(check, f"random_problems_from_{first}")
+
+
+def check_latent_attention(device: str, small: bool) -> None:
+    """MLA: 16 to 128 query heads over latents of 512 and 64 dims, several query tokens, in groups and slices."""
+    lengths = [0, 40] if small else [0, 1, 700, 3000]
+    for dtype, heads, queries in ((BRAIN, 16, None),) if small else (
+        (BRAIN, 16, None), (BRAIN, 128, None), (torch.float16, 32, 4), (torch.float32, 16, None)
+    ):  # fmt: skip
+        case = latent_case(Shape(lengths, heads, 1, 0, 16, dtype, queries=queries, shared=True), 512, 64, device)
+        prefixes = group_prefixes(case.page_table, case.lengths, 16, queries=queries or 1)
+        for groups in (None, prefixes):
+            got = mla_decode_attention(
+                *case.arguments, latent_dim=512, scale=LATENT_SCALE, return_lse=True, prefixes=groups, impl="triton"
+            )
+            assert_near(got, case.wanted, dtype)
 
 
 def check_shared_prefixes(device: str, small: bool) -> None:
@@ -268,12 +309,12 @@ def check_replay_of_a_graph(device: str, small: bool) -> None:
         torch.testing.assert_close(out, decode_attention(*case.arguments, impl="torch"), atol=3e-3, rtol=3e-3)
 
 
-Check = Callable[[str, bool], None]
 CHECKS: tuple[Check, ...] = (
-    check_decode_kinds,
+    *(_decode_kinds(dtype) for dtype in DTYPES),
     check_other_head_dims_and_page_sizes,
-    check_random_problems,
+    *(_random_problems(first) for first in range(0, 80, 10)),
     check_shared_prefixes,
+    check_latent_attention,
     check_a_prefill_over_a_prefix,
     check_the_order_of_the_batch_changes_no_bit,
     check_any_number_of_splits,
@@ -287,3 +328,21 @@ CHECKS: tuple[Check, ...] = (
     check_large_grids,
     check_replay_of_a_graph,
 )
+
+
+def main(arguments: list[str]) -> int:
+    name, device = [*arguments, "cuda"][:2]
+    (check,) = (each for each in CHECKS if name_of(each) == name)
+    torch.manual_seed(0)
+    try:
+        check(device, device == "cpu")
+        if device != "cpu":
+            torch.cuda.synchronize()
+    except (AssertionError, RuntimeError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,27 +1,37 @@
-"""Attention timed on a CUDA device: against torch's over dense keys and values, and against a copy on the device."""
+"""Attention timed on a CUDA device, beside torch's over dense keys and values, others' kernels, and a copy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
+from bench.gpu_peers import peers
 from bench.kernel_cases import Case, Shape, random_case
 from bench.rows import Row, row, single
 from bench.stopwatch import Summary, summarize
-from radixkv.kernels import append, decode_attention, gather_pages, group_prefixes, prefill_attention
+from radixkv.kernels import (
+    append,
+    decode_attention,
+    gather_pages,
+    group_prefixes,
+    mla_decode_attention,
+    prefill_attention,
+)
 
 LAUNCHES = 50
 BRAIN = torch.bfloat16
 TIMED = {
-    "smollm2_b1_2k": Shape([2048], 9, 3, 64, 16, torch.float32),
-    "mha_b16_4k": Shape([4096] * 16, 32, 32, 128, 16, torch.float16),
-    "gqa_b1_32k": Shape([32_768], 32, 8, 128, 16, BRAIN),
     "gqa_b64_4k": Shape([4096] * 64, 32, 8, 128, 16, BRAIN),
     "gqa_b64_4k_s32": Shape([4096] * 64, 32, 8, 128, 32, BRAIN),
     "gqa_b64_4k_q4": Shape([4096] * 64, 32, 8, 128, 16, BRAIN, queries=4),
+    "gqa_b1_32k": Shape([32_768], 32, 8, 128, 16, BRAIN),
+    "mha_b16_4k": Shape([4096] * 16, 32, 32, 128, 16, torch.float16),
     "mqa_b64_2k": Shape([2048] * 64, 32, 1, 128, 16, BRAIN),
+    "smollm2_b1_2k": Shape([2048], 9, 3, 64, 16, torch.float32),
 }
 BARRED, SHARE_OF_COPY = "gqa_b64_4k", 0.85
 """Decode attention of this one is to reach this share of a copy's bandwidth."""
@@ -31,7 +41,8 @@ UNEVEN = Shape([131_072], 32, 8, 128, 16, BRAIN)
 """One long row, beside which 63 of 512 tokens are decoded."""
 
 
-def timings(device: str, copy_bytes: int = 2**30) -> Iterator[Row]:
+def timings(device: str, left_out: list[str], copy_bytes: int = 2**30) -> Iterator[Row]:
+    """The rows, those with bars first. ``left_out`` is told what could not be measured here."""
     copied = _copy(device, copy_bytes)
     gbps = 2 * copy_bytes / copied.p50 / 1e3
     yield single("gpu.copy_gbps", "GB/s", gbps)
@@ -43,12 +54,16 @@ def timings(device: str, copy_bytes: int = 2**30) -> Iterator[Row]:
         yield row(f"gpu.decode_{name}_us", "us", mine, reference=beside)
         yield single(f"gpu.decode_{name}_gbps", "GB/s", moved / mine.p50 / 1e3, reference=gbps)
         if name == BARRED:
-            slower = gbps / (moved / mine.p50 / 1e3)
-            yield single(f"gpu.decode_{name}_of_copy", "x", slower, bar=1 / SHARE_OF_COPY)
+            share = moved / mine.p50 / 1e3 / gbps
+            yield Row(f"gpu.decode_{name}_of_copy", share, "x", bar=SHARE_OF_COPY, p50=share, p99=share, at_least=True)
+            for peer, launch in peers(case, shape, left_out):
+                yield row(f"gpu.decode_{name}_beside_{peer}_us", "us", mine, reference=_time(launch).p50)
+            yield from _shared_prefix(device)
         del case
-    yield from _shared_prefix(device)
     yield from _uneven(device)
+    yield from _latent(device)
     yield from _others(device)
+    yield from _layouts(device)  # takes most memory
 
 
 def _dense(case: Case, shape: Shape) -> float:
@@ -70,6 +85,52 @@ def _shared_prefix(device: str, shape: Shape = SHARED, common: int = 256) -> Ite
     flat = _time(partial(decode_attention, *case.arguments, impl="triton"))
     grouped = _time(partial(decode_attention, *case.arguments, prefixes=prefixes, impl="triton"))
     yield row("gpu.decode_shared_prefix_us", "us", grouped, reference=flat.p50)
+
+
+def _layouts(device: str, shape: Shape = TIMED[BARRED], layers: int = 16) -> Iterator[Row]:
+    """Page-major, all layers of a page together, beside layer-major: a decode step's attention in each layer in turn,
+    and pages to a staging buffer, which of layer-major pages has to be gathered in pieces of a layer.
+    """
+    batch, used = len(shape.lengths), -(-shape.lengths[0] // shape.page_size)
+    page = shape.page_size * shape.kv_heads * shape.head_dim
+    size = (batch * used, layers, 2, shape.page_size, shape.kv_heads, shape.head_dim)
+    inner = (shape.kv_heads * shape.head_dim, shape.head_dim, 1)
+    memory = torch.zeros(batch * used * layers * 2 * page, dtype=shape.dtype, device=device).normal_()
+    case = random_case(dataclasses.replace(shape, lengths=shape.lengths[:1]), device)
+    table = torch.randperm(batch * used, device=device).int().view(batch, used)
+    q = case.q.repeat(batch, 1, 1)
+    lengths = case.lengths.repeat(batch)
+    ids = table[0, : min(256, used)].contiguous()
+    staging = torch.empty((len(ids), *size[1:]), dtype=shape.dtype, device=device)
+    steps, gathers = [], []
+    for major in ((layers * 2 * page, 2 * page, page), (2 * page, batch * used * 2 * page, page)):
+        arena = memory.as_strided(size, (*major, *inner))
+        calls = [partial(decode_attention, q, arena[:, layer, 0], arena[:, layer, 1], table, lengths, impl="triton")
+                 for layer in range(layers)]  # fmt: skip
+        steps.append(_time(partial(_each, calls)))
+        gathers.append(_time(partial(gather_pages, arena, ids, staging, impl="triton")))
+    yield row(f"gpu.decode_{layers}_layers_page_major_us", "us", steps[0], reference=steps[1].p50)
+    yield row("gpu.gather_page_major_us", "us", gathers[0], reference=gathers[1].p50)
+
+
+def _each(calls: Sequence[Callable[[], Tensor]]) -> Tensor:
+    for call in calls:
+        out = call()
+    return out
+
+
+def _latent(device: str, rows: int = 64, tokens: int = 4096, heads: int = 128) -> Iterator[Row]:
+    """Latent attention of DeepSeek's size; the bytes are those of the latents, once."""
+    used = tokens // 16
+    pages = torch.zeros(rows * used, 16, 576, dtype=BRAIN, device=device).normal_()
+    table = torch.randperm(rows * used, device=device).int().view(rows, used)
+    lengths = torch.full((rows,), tokens, dtype=torch.int32, device=device)
+    q = torch.randn(rows, heads, 576, device=device).to(BRAIN)
+    mine = _time(
+        partial(mla_decode_attention, q, pages, table, lengths, latent_dim=512, scale=192**-0.5, impl="triton")
+    )
+    yield row("gpu.decode_latent_us", "us", mine)
+    yield single("gpu.decode_latent_gbps", "GB/s", 2 * pages.numel() / mine.p50 / 1e3)
 
 
 def _uneven(device: str, shape: Shape = UNEVEN, short: int = 512, rows: int = 64) -> Iterator[Row]:
