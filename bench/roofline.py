@@ -125,7 +125,7 @@ def write_rows() -> Iterator[Row]:
         append(k, v, arena[:, 1, 0], arena[:, 1, 1], torch.arange(8), impl="triton")
     yield single("roofline.append", "x", _moved(traffic) / (4 * _bytes(k) + 8 * 8), bar=1.02)
     q = torch.zeros(8, 8, 64, dtype=BRAIN)
-    rotary = Rotary(*torch.zeros(2, 8, 32), torch.arange(8))
+    rotary = Rotary(torch.zeros(8, 32), torch.zeros(8, 32), torch.arange(8))
     with counted(arena) as traffic:
         append(k, v, arena[:, 1, 0], arena[:, 1, 1], torch.arange(8), rotary=rotary, q=q, impl="triton")
     must = 4 * _bytes(k) + 2 * _bytes(q) + 2 * 8 * 8 + 2 * _bytes(rotary.cos)
