@@ -19,6 +19,7 @@ import torch
 import triton
 
 from bench.compiled import SHARED_BYTES, TARGETS, Built, Launch, build, recorded, standing_for
+from bench.kernel_budgets import LEAST_WARPS, LEAST_WARPS_OF_DECODE, least_warps, resident_warps
 from bench.kernel_cases import Shape, empty_arena, make_case, sliced
 from bench.kernel_problems import random_tree
 from radixkv.kernels import Rotary, attention_launch, group_prefixes, triton_write
@@ -170,6 +171,9 @@ def faults(name: str, target: str, launch: Launch, built: Built) -> Iterator[str
     if built.shared_bytes > SHARED_BYTES[target]:
         yield f"{name} on {target} takes {built.shared_bytes} bytes of shared memory, of {SHARED_BYTES[target]}"
     if launch.name == "attend":
+        warps = resident_warps(target, launch.named["num_warps"], built.registers, built.shared_bytes)
+        if warps < least_warps(name):
+            yield f"{name} on {target}: {warps} warps fit on a processor, of {least_warps(name)} that are needed"
         if built.wide_loads < (2 if target.startswith("gfx") else 6):  # there one for keys and one for values is all
             yield f"{name} on {target} reads narrowly: {built.wide_loads} loads of 16 bytes"
         if "fp32" not in name and built.tensor_cores == 0:
@@ -214,7 +218,10 @@ def main() -> int:
         )
         print(lines[-1], flush=True)
     if "--write" in sys.argv[1:]:
-        REPORT.write_text(HEAD.format(hash=sources_hash(), triton=triton.__version__) + "\n".join(lines) + "\n")
+        head = HEAD.format(
+            hash=sources_hash(), triton=triton.__version__, all=LEAST_WARPS, decode=LEAST_WARPS_OF_DECODE
+        )
+        REPORT.write_text(head + "\n".join(lines) + "\n")
     print("\n".join(wrong), file=sys.stderr)
     return 1 if wrong else 0
 
@@ -229,6 +236,10 @@ Sources: `{hash}`
 *Registers* a thread (of gfx942: vector registers, scalar ones spilled to them included). *Spilled*: bytes a thread in
 local memory; must be 0. *Shared*: KiB a program. *Wide*: instructions that load 16 bytes a thread from global memory;
 *matrix*: tensor-core instructions. *Block*: query rows x tokens.
+
+Budgets, which `make kernels-report` and the tests hold: nothing spills; registers and shared memory are such that
+{all} warps of an attention kernel fit on a processor at a time, {decode} of 16-bit decode with up to 128 dims a head;
+pages are read 16 bytes a thread at a time; 16-bit types use the tensor cores.
 
 | kernel | target | block | warps | registers | spilled | shared | wide | matrix |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |

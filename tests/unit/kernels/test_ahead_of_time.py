@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from bench.compiled import TARGETS
+from bench.kernel_budgets import least_warps, resident_warps
 from bench.kernels_report import FEW, REPORT, configs, sources_hash
 
 ROOT = Path(__file__).parents[3]
@@ -42,3 +43,17 @@ def test_the_report_in_the_docs_is_of_these_sources_and_clean() -> None:
     ]
     assert len(rows) == sum(len(config.targets) for config in configs().values())
     assert {row[6].strip() for row in rows} == {"0"}
+    for row in rows:
+        name, target, block, warps, registers, _, shared_kib, *_ = (cell.strip() for cell in row[1:-1])
+        if block:
+            fit = resident_warps(target, int(warps), int(registers), int(shared_kib) * 1024)
+            assert fit >= least_warps(name), (name, target)
+
+
+def test_the_budget_counts_what_fits_on_a_processor() -> None:
+    assert resident_warps("sm_90", 4, 128, 0) == 16
+    assert resident_warps("sm_90", 4, 129, 0) == 12
+    assert resident_warps("sm_90", 4, 16, 75 * 1024) == 12, "shared memory for three"
+    assert resident_warps("sm_90", 8, 255, 0) == 8
+    assert resident_warps("sm_90", 16, 129, 0) == 0
+    assert resident_warps("gfx942", 4, 128, 16 * 1024) == 16

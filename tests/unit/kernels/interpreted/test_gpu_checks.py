@@ -14,7 +14,6 @@ from bench.kernel_cases import Shape, assert_near, random_case
 from bench.stopwatch import summarize
 from radixkv.kernels import decode_attention
 
-
 ALIKE = {f"random_problems_from_{first}" for first in range(10, 80, 10)} | {"decode_kinds_float16"}
 """Parts of a check whose code others of its parts run already."""
 
