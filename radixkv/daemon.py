@@ -22,6 +22,8 @@ import select
 import signal
 import time
 from collections import deque
+from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import zmq
@@ -56,6 +58,7 @@ from radixkv.commands import (
 )
 from radixkv.config import Config
 from radixkv.device import arena
+from radixkv.device.quiescence import LOOK_AGAIN_S, Quiescence, processes_on
 from radixkv.device.writer import apply_all
 from radixkv.engine import invariants
 from radixkv.errors import ConfigError, PermissionDenied, Timeout, Unavailable
@@ -149,6 +152,8 @@ class Daemon:
         if parts.copier is not None:
             self._epoll.register(self._copier_fd, select.EPOLLIN)
         self._events = parts.events
+        uuids = sorted({uuid for pool in self._pools.values() for uuid in pool.placement.uuids})
+        self._quiescence = Quiescence(partial(processes_on, uuids)) if uuids else None
         self._recent: deque[tuple[float, Command | _Outline]] = deque(maxlen=_RECENT_COMMANDS)
         self._recounts = paranoid or sum(pool.pages for pool in config.pools) <= CHECK_PAGES_MAX
         self._now = self._started = self._ticked = time.monotonic()
@@ -232,6 +237,8 @@ class Daemon:
             self._stir()
         if self._copier is not None:
             self._copier.kill_if_stuck(self._now)
+        if self._quiescence:
+            self._settle()
         if self._now >= self._round_at:
             self._make_round()
 
@@ -262,6 +269,8 @@ class Daemon:
         due = min(self._round_at, self._drain_ends, _NEVER if deadline is None else deadline)
         if self._copier is not None:
             due = min(due, self._copier.stuck_at)
+        if self._quiescence:
+            due = min(due, self._now + LOOK_AGAIN_S)
         if len(engine.sessions):
             due = min(due, self._ticked + (self._tick_s if engine.queued else self._idle_tick_s))
         if engine.window_open:
@@ -340,6 +349,7 @@ class Daemon:
             "dropped_replies": self._router.dropped_replies,
             "copies_timed_out": self._copier.timed_out if self._copier else 0,
             "copier_deaths": self._copier.deaths if self._copier else 0,
+            "unquiet_sessions": self._quiescence.given_up if self._quiescence is not None else 0,
         }
         return Statistics(
             {
@@ -393,7 +403,24 @@ class Daemon:
             return Failure("bad_request", f"pool {name!r} has ranks 0 to {ranks - 1}", {"rank": rank, "ranks": ranks})
         return pool.map_of(rank), (pool.arena_fds[rank], pool.table_fd)
 
-    def report(self, command: EndSession | MappingGone) -> bool:
+    def _settle(self) -> None:
+        """Pages come back when the GPU works for their owner's processes no more, as far as the driver can tell."""
+        assert self._quiescence is not None
+        quiet, given_up = self._quiescence.settle(self._now)
+        for session in quiet:
+            self._step(MappingGone(session))
+        for session in given_up:
+            self._log.error(
+                "the driver still shows a process of an ended session: its pages are out of use for good",
+                session=session,
+            )
+        self._look_ahead()
+
+    def report(self, command: EndSession | MappingGone, pids: Collection[int] = ()) -> bool:
+        if self._quiescence is not None and isinstance(command, MappingGone):
+            self._quiescence.expect(command.session, pids, self._now)
+            self._settle()
+            return True
         self._step(command)
         self._router.forget(command.session)
         return self._engine.awaits_mapping_gone(command.session)

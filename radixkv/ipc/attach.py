@@ -98,6 +98,7 @@ class Ghost:
 
     def __init__(self, pidfd: int) -> None:
         self.pidfd = pidfd
+        self.pid = _pid_behind(pidfd)
 
     def fileno(self) -> int:
         return -1
@@ -126,6 +127,12 @@ def _is_alive(pidfd: int) -> bool:
 def same_process(pidfd: int, other: int) -> bool:
     """Whether two pidfds mean the same living process."""
     return _is_alive(pidfd) and _process(pidfd) == _process(other)
+
+
+def _pid_behind(pidfd: int) -> int:
+    """As this pid namespace knows it; -1 if it is gone already, 0 if it is not known here."""
+    line = next(line for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines() if line.startswith("Pid:"))
+    return int(line.split()[1])
 
 
 def _process(pidfd: int) -> tuple[int, str]:

@@ -67,8 +67,11 @@ class Host(Protocol):
 
     def map_pool(self, name: str, rank: int) -> tuple[PoolMap, tuple[int, int]] | Failure: ...
 
-    def report(self, command: EndSession | MappingGone) -> bool:
-        """True: pages of the session are out of use until nothing of it maps the arena any longer."""
+    def report(self, command: EndSession | MappingGone, pids: Collection[int] = ()) -> bool:
+        """True: pages of the session are out of use until nothing of it maps the arena any longer.
+
+        ``pids``: of the processes whose mappings are gone.
+        """
 
 
 class Members:
@@ -327,7 +330,7 @@ class Members:
                 if not each.closed:
                     each.peer.shut()  # so that it learns it; its end is still seen here
         if session.gone and session.mapped:
-            self._host.report(MappingGone(session.id))
+            self._host.report(MappingGone(session.id), [each.peer.pid for each in session.members.values()])
         if session.gone or (not session.mapped and session.closed):
             del self._sessions[session.id]
             for each in session.members.values():

@@ -7,6 +7,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import radixkv
+from tests.conftest import DEVICE
+
+if DEVICE != "cpu":
+    import tests.cuda.on_fake  # noqa: F401 - arenas are read and written by their address
 
 
 def live(endpoint: str, group: bytes | None, rank: int, pipe: Connection) -> None:

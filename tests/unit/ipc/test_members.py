@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ class Log:
         self.mapped_by.append(rank)
         return (POOL, (0, 1)) if name == "default" else Failure("bad_request", f"no pool {name}")
 
-    def report(self, command: EndSession | MappingGone) -> bool:
+    def report(self, command: EndSession | MappingGone, pids: Collection[int] = ()) -> bool:
         self.reports.append(command)
         return self.quarantines and isinstance(command, EndSession) and command.mapped
 
