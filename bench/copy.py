@@ -24,7 +24,7 @@ from bench.rows import Row, report, single
 from bench.rows import row as median_row
 from bench.serving import SMALL_POOL, serving
 from bench.stopwatch import percentile, quiet, summarize
-from radixkv.commands import Copy
+from radixkv.commands import Copy, CopyDone
 from radixkv.device import arena
 from radixkv.device.copier import ProcessCopier
 from radixkv.device.copier_process import PoolTiers
@@ -143,7 +143,7 @@ def copy_now(copier: ProcessCopier, copy: Copy) -> None:
     copier.submit(copy)
     while not (ended := copier.completions()):
         select.select([copier], [], [])
-    if not all(end.ok for end in ended):
+    if not all(isinstance(end, CopyDone) and end.ok for end in ended):
         raise RuntimeError("a copy failed")
 
 

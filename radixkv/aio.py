@@ -126,6 +126,7 @@ class Sequence(SequenceHandle):
 
     pool: Pool
 
+    wait_loaded = awaited(sync.Sequence.wait_loaded)
     commit = awaited(sync.Sequence.commit)
     extend = awaited(sync.Sequence.extend)
     truncate = awaited(sync.Sequence.truncate)

@@ -104,6 +104,8 @@ class Reserve(Struct, array_like=True, frozen=True, tag="reserve"):
     """How firmly what is cached of the sequence is kept. In order, without overlaps; forks have the same."""
     join_s: Wait = 0.0
     """So long it may wait for another worker that is computing what this one would compute; 0: it does not."""
+    early: bool = False
+    """Do not wait until what the host tier has is on the device: the answer says which pages are still loading."""
 
 
 class Step(Struct, array_like=True, frozen=True, tag="step"):
@@ -159,6 +161,13 @@ class Prefetch(Struct, array_like=True, frozen=True, tag="prefetch"):
     tokens: bytes
 
 
+class WaitLoaded(Struct, array_like=True, frozen=True, tag="wait_loaded"):
+    """Answered when all pages of the sequence are there, or with ``layer`` when this layer of all of them is."""
+
+    seq: Natural
+    layer: Natural | None = None
+
+
 class Cancel(Struct, array_like=True, frozen=True, tag="cancel"):
     """Take the queued request with this id out of the queue; it is answered with ``timeout``."""
 
@@ -208,7 +217,7 @@ class Shutdown(Struct, array_like=True, frozen=True, tag="shutdown"):
 
 Body = (
     Reserve | Step | Handoff | Adopt | Compact | Invalidate | Lookup | Cancel | Heartbeat | Bye | Stats | Resume
-    | Shutdown | Prefetch
+    | Shutdown | Prefetch | WaitLoaded
 )  # fmt: skip
 READ_ONLY = (Lookup, Stats)
 """Commands that need no session: they change nothing and hold nothing."""
@@ -282,6 +291,13 @@ class CopyDone(Struct, frozen=True):
     seconds: float = 0.0
 
 
+class CopyProgress(Struct, frozen=True):
+    """The first ``layers`` layers of all pages of a copy are there."""
+
+    copy: int
+    layers: int
+
+
 class Tick(Struct, frozen=True):
     """Time has passed; ``running_s`` is the daemon's running time, which stands still while the daemon does."""
 
@@ -293,8 +309,9 @@ class Drain(Struct, frozen=True):
 
 
 Command = (
-    Request | OpenSession | RejoinSession | JoinSession | EndSession | MappingGone | LosePool | CopyDone | Tick | Drain
-)
+    Request | OpenSession | RejoinSession | JoinSession | EndSession | MappingGone | LosePool | CopyDone | CopyProgress
+    | Tick | Drain
+)  # fmt: skip
 
 
 # -- what comes back to a worker ----------------------------------------------------------------------------------
@@ -310,11 +327,29 @@ def failure(error: RadixKVError) -> Failure:
     return Failure(error.code, error.message, error.details)
 
 
+Range = tuple[int, int]
+"""(first, count) of entries of a page table."""
+NO_RANGE: Range = (0, 0)
+
+
 class Reserved(Struct, array_like=True, frozen=True, tag="reserved"):
+    """``loading``: entries of the page table that are still being loaded from the host tier: nobody may read them yet.
+
+    Only who asked for it (``early``) is answered before all are there.
+    """
+
     page_table: bytes
     cached_tokens: int
     writable_from_tokens: int
     copy_rows: list[CopyRow] = []
+    loading: Range = NO_RANGE
+
+
+class Loaded(Struct, array_like=True, frozen=True, tag="loaded"):
+    """The first ``layers`` layers of all pages of the sequence are there; ``loading``: pages that lack later ones."""
+
+    layers: int
+    loading: Range = NO_RANGE
 
 
 class Truncated(Struct, array_like=True, frozen=True, tag="truncated"):
@@ -392,7 +427,7 @@ class Statistics(Struct, array_like=True, frozen=True, tag="statistics"):
 
 
 Reply = (
-    Failure | Reserved | Stepped | Adopted | Compacted | Invalidated | LookedUp | Done | Statistics | Resumed
+    Failure | Reserved | Stepped | Adopted | Compacted | Invalidated | LookedUp | Done | Statistics | Resumed | Loaded
 )  # fmt: skip
 
 
@@ -564,7 +599,8 @@ Write = Assign | Publish | Copied | Retire | Stamp | Own | NamespaceRecord | Ses
 class Copy(Struct, frozen=True):
     """Effect: copy whole pages between tiers; its end comes back as ``CopyDone``.
 
-    ``sources``, ``targets``: packed int32 page ids, source i goes to target i.
+    ``sources``, ``targets``: packed int32 page ids, source i goes to target i. ``by_layer``: the first layer of all
+    pages before the second of any, and ``CopyProgress`` says how far it is.
     """
 
     copy: int
@@ -572,6 +608,7 @@ class Copy(Struct, frozen=True):
     sources: bytes
     targets: bytes
     to_host: bool
+    by_layer: bool = False
 
 
 class Granted(Struct, frozen=True):

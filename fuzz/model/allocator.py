@@ -22,6 +22,7 @@ ALLOWED = {
     ("FREE", "LOAD"): "LOADING",
     ("LOADING", "LOADED"): "CACHED",
     ("LOADING", "ABANDON"): "FREE",
+    ("LOADING", "SHADE"): "SHADOW",
     ("CACHED", "SAVE"): "SAVING",
     ("SAVING", "SAVED"): "CACHED",
 }
@@ -51,7 +52,7 @@ class AllocatorModel:
     def move(self, pages: list[int], state: str, event: str) -> None:
         for page in pages:
             self.state[page] = ALLOWED[state, event]
-            if event == "TAKE":
+            if event == "TAKE" or (state == "LOADING" and event == "SHADE"):
                 self.holders[page] = 1
             elif self.state[page] not in ("PRIVATE", "SHADOW"):
                 self.holders.pop(page, None)

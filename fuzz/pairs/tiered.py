@@ -2,7 +2,8 @@
 
 Workers write what they compute when they commit it; what they copy between pages they copy at once. A copy between the
 tiers reads nothing and writes nothing until it is known to have ended: until then its targets hold garbage, and whoever
-gives them to somebody is found out. Nobody may write to what it reads or fills, nor hand it to anybody.
+gives them to somebody is found out. Nobody may write to what it reads or fills, nor hand it to anybody, unless the
+answer says that it is still loading. Nobody is told that more layers of it are there than are (``progress``).
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ IN_TABLE = {
 
 @dataclass
 class Running:
-    """A copy that runs: what its sources hold."""
+    """A copy that runs: what its sources hold; how many layers of it all are there."""
 
     copy: commands.Copy
     sources: list[int]
     targets: list[int]
     rows: NDArray[np.int64]
+    layers: int = 0
 
     def device_pages(self) -> set[int]:
         return set(self.sources if self.copy.to_host else self.targets)
@@ -71,6 +73,8 @@ class Tiered:
         self.events: Counter[str] = Counter()
         self.running: dict[int, Running] = {}
         """Copies by number, in the order of their beginning."""
+        self._failed: dict[tuple[int, ...], int] = {}
+        """Layers that were there of loads that have failed, by their targets: they stay if it is begun again."""
         self.granted: dict[tuple[int, int], commands.Reply] = {}
         """Late answers, by session and request."""
         self.table = TableMirror({pool.name: pool.pages + pool.host_pages + pool.host_staging_pages})
@@ -80,6 +84,7 @@ class Tiered:
         self._garbage = 0
         self._next_request: dict[int, int] = {}
         self._next_session = 0
+        self._asked: dict[tuple[int, int], commands.Body] = {}
         self.epochs: dict[int, int] = {}
         """Of sessions that have come back."""
 
@@ -101,7 +106,13 @@ class Tiered:
             self._begin(effect)
         for reply in [outcome.reply, *(late.reply for late in outcome.granted)]:
             self.device.copy_rows(_rows_to_copy(reply), "a worker")
+            if isinstance(reply, commands.Reserved):
+                self._named(reply)
+        if isinstance(command, commands.Request):
+            self._asked[command.session, command.id] = command.body
+            self._told(command.session, command.body, outcome.reply)
         for late in outcome.granted:
+            self._told(late.session, self._asked[late.session, late.request], late.reply)
             self.granted[late.session, late.request] = late.reply
             self.events["granted"] += isinstance(late.reply, commands.Reserved)
         check(self.real)
@@ -115,6 +126,12 @@ class Tiered:
     def finish(self, copy: int | None = None, ok: bool = True) -> commands.Outcome:
         """A copy (the oldest, if none is named) has ended."""
         return self.do(commands.CopyDone(next(iter(self.running)) if copy is None else copy, ok))
+
+    def progress(self, copy: int, layers: int) -> commands.Outcome:
+        """So many layers of a copy are there, and the daemon is told."""
+        if copy in self.running:
+            self.running[copy].layers = max(self.running[copy].layers, layers)
+        return self.do(commands.CopyProgress(copy, layers))
 
     def finish_all(self) -> None:
         """And all that follow from them."""
@@ -187,7 +204,8 @@ class Tiered:
             _apart(copy.to_host == one.copy.to_host, (sources, targets), one)
         require("I11", len(set(targets)) == len(targets), f"{copy} fills a page twice")
         source, target = self._arenas(copy)
-        self.running[copy.copy] = Running(copy, sources, targets, source.rows[sources].copy())
+        layers = self._failed.pop(tuple(targets), 0)
+        self.running[copy.copy] = Running(copy, sources, targets, source.rows[sources].copy(), layers)
         self._garbage -= 1
         target.rows[targets] = self._garbage
         self.events["save" if copy.to_host else "load"] += 1
@@ -202,17 +220,51 @@ class Tiered:
         require("I11", same, f"somebody wrote to pages {one.sources} while they were copied")
         if done.ok:
             target.rows[one.targets] = one.rows
+        else:
+            self._failed[tuple(one.targets)] = one.layers
         self.events["copied" if done.ok else "failed"] += 1
+
+    # -- what is still loading ------------------------------------------------------------------------------------
+
+    def _named(self, reply: commands.Reserved) -> None:
+        """The answer names just those pages of its table that a copy fills."""
+        filled = {page for one in self.running.values() if not one.copy.to_host for page in one.targets}
+        pages = unpack_pages(reply.page_table)
+        first, count = reply.loading
+        loading = [at for at, page in enumerate(pages) if page in filled]
+        expect("I11", f"entries of {pages} that are loading", list(range(first, first + count)), loading)
+        require("I11", count <= 0 or reply.cached_tokens <= (first + count) * self.pool.page_size, "a hit beyond all")
+        self.events["early"] += count > 0
+
+    def _told(self, session: int, body: commands.Body, reply: object) -> None:
+        """So many layers of all pages of a sequence are there: is that so?"""
+        if not isinstance(body, commands.WaitLoaded) or not isinstance(reply, commands.Loaded):
+            return
+        self.events["told"] += 1
+        first, count = reply.loading
+        pages = self.sequences(session)[body.seq].pages[first : first + count]
+        for one in self.running.values():
+            if not one.copy.to_host and set(pages) & set(one.targets):
+                require("I4", reply.layers <= one.layers, f"{reply.layers} layers are there, the copy has {one.layers}")
+                self.events["layers"] += 1
+        asked_all = body.layer is None or reply.layers <= body.layer
+        require("I11", not (count and asked_all), f"{body} is answered with {reply}")
 
     # -- what must be there ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """All that could be served, and all that somebody holds, is what its tokens say."""
-        known = self.pool.host.copies if self.pool.host else ()
+        known = set(self.pool.host.copies if self.pool.host else ())
+        for tier in self.real.tiers.values():
+            known -= {copying.id for copying in tier.again}
         expect("I11", "running copies", sorted(known), sorted(self.running))
         for seq in self.real.live_sequences():
-            wrong = self.device.wrong(np.array(seq.pages), self._paths(seq)[: seq.committed])
-            require("I4", not wrong, f"sequence {seq.id}: {wrong}")
+            loading = seq.loading
+            size, paths = self.pool.page_size, self._paths(seq)[: seq.committed]
+            parts = [(0, loading.start), (loading.stop, len(seq.pages))] if loading else [(0, len(seq.pages))]
+            for begin, end in parts:
+                wrong = self.device.wrong(np.array(seq.pages[begin:end]), paths[begin * size : end * size])
+                require("I4", not wrong, f"sequence {seq.id}, pages {begin} to {end}: {wrong}")
         stamps: Counter[Node] = Counter()
         for node, path in self.nodes():
             for above in path[1:]:

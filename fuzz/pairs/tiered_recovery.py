@@ -104,12 +104,17 @@ class TieredRecovery(Tiered):
     # -- restarts -------------------------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """The daemon dies between two commands; the next one goes on, and all sessions come back."""
+        """The daemon dies between two commands; the next one goes on, and all sessions come back.
+
+        What was still loading was complete nowhere: who had that in its table has lost it.
+        """
+        loading = {(seq.session, seq.id) for seq in self.real.live_sequences() if seq.loading}
         claims = {
             session.id: [self._claim(seq) for seq in session.sequences.values()] for session in self.real.sessions.all()
         }
         self._cutting = False
         self.running.clear()
+        self._failed.clear()
         self.real, writes = self._recovered(self._raw())
         self.pool = self.real.pools[self.pool.name]
         self._stored(writes)
@@ -122,8 +127,10 @@ class TieredRecovery(Tiered):
             self.epochs[session] = self.epochs.get(session, 1) + 1
             reply = self._step(self.request(session, commands.Resume(own)))
             require("I4", isinstance(reply, commands.Resumed), f"resume: {reply}")
-            for result in reply.results:  # type: ignore[union-attr]
-                require("I4", isinstance(result, commands.Kept), f"a claim was refused: {result}")
+            for claim, result in zip(own, reply.results, strict=True):  # type: ignore[union-attr]
+                expected = commands.Failure if (session, claim.seq) in loading else commands.Kept
+                require("I4", isinstance(result, expected), f"a claim of {session}, {claim}: {result}")
+                self.events["lost while loading"] += expected is commands.Failure
         require("I10", not self.real.window_open, "all are back, and the window is open")
         self.check()
         self.events["restart"] += 1

@@ -20,14 +20,16 @@ from radixkv.engine.host import HostTier
 from radixkv.engine.sequence import Sequence
 
 NAMESPACES = (b"", b"a", b"ab")
-ALWAYS = ("prompt", "reserve", "commit", "free", "copy_ends")
+ALWAYS = ("prompt", "reserve", "commit", "free", "copy_ends", "progress")
 OPERATIONS = [
     "prompt", "reserve", "commit", "free", "extend", "truncate", "share", "compact", "handoff", "adopt", "prefetch",
     "invalidate", "cancel", "copy_ends", "copies_fail", "unknown_copy", "time", "scribble", "open", "end", "gone",
+    "wait_loaded", "progress", "fail_on",
 ]  # fmt: skip
 ODDS = {
     "prompt": 20.0, "reserve": 6.0, "commit": 3.0, "free": 4.0, "copy_ends": 6.0, "extend": 2.0, "truncate": 2.0,
     "share": 1.5, "prefetch": 1.0, "scribble": 1.0, "compact": 0.3, "handoff": 0.5, "cancel": 0.3, "invalidate": 0.3,
+    "wait_loaded": 3.0, "progress": 4.0, "fail_on": 0.1,
     "time": 0.5, "copies_fail": 0.1, "unknown_copy": 0.1, "open": 0.2, "end": 0.15, "gone": 0.3,
 }  # fmt: skip
 
@@ -43,7 +45,7 @@ def random_config(rng: random.Random) -> Config:
         pools=(
             PoolConfig(
                 name="a",
-                spec=KVSpec(layers=1, kv_heads=1, head_dim=1, page_size=rng.choice((1, 1, 2, 3))),
+                spec=KVSpec(layers=rng.choice((1, 2, 3)), kv_heads=1, head_dim=1, page_size=rng.choice((1, 1, 2, 3))),
                 pages=pages,
                 decode_reserve_pages=rng.randint(0, pages // 3) if rng.random() < 0.2 else 0,
                 session_floor_pages=floor,
@@ -79,6 +81,8 @@ class TiersTarget:
         self._count_moves()
         self._copy_ending = False
         self._fails = rng.choice((0.0, 0.02, 0.1))
+        self._hurry = rng.choice((0.0, 0.5, 0.9))
+        """How often a prompt does not wait for its pages."""
         self._crowd = rng.choice((1, 2, 4, 10))
         self._short = False
         self._open()
@@ -140,6 +144,9 @@ class TiersTarget:
 
     def _prompt(self) -> None:
         """One is reserved, mostly computed, mostly let go of at once."""
+        if self._rng.random() < self._hurry:
+            self._early()
+            return
         seq = self._reserve()
         for session in [one for one in self._sessions if seq in self.pair.sequences(one)]:
             n = self.pair.sequences(session)[seq].length
@@ -148,7 +155,24 @@ class TiersTarget:
             if self._rng.random() < 0.8:
                 self._ask(session, commands.Step(free=[commands.Free(seq)]))
 
-    def _reserve(self) -> int:
+    def _early(self) -> None:
+        """As a prompt, but not waiting for its pages; mostly waited for, layer by layer or all, then computed."""
+        seq = self._reserve(early=True)
+        for session in [one for one in self._sessions if seq in self.pair.sequences(one)]:
+            for layer in range(self.pair.config.pools[0].spec.layers):
+                if self._rng.random() < 0.5:
+                    self._ask(session, commands.WaitLoaded(seq, layer))
+                if self._rng.random() < 0.5:
+                    self._progress()
+            if self._rng.random() < 0.5:
+                self._ask(session, commands.WaitLoaded(seq))
+            if self._rng.random() < 0.5 and seq in self.pair.sequences(session):
+                n = self.pair.sequences(session)[seq].length
+                self._ask(session, commands.Step(commit=[commands.Commit(seq, n)]))
+            if self._rng.random() < 0.3:
+                self._ask(session, commands.Step(free=[commands.Free(seq)]))
+
+    def _reserve(self, early: bool = False) -> int:
         session, rng = self._session(), self._rng
         body = commands.Reserve(
             pool="a",
@@ -159,6 +183,7 @@ class TiersTarget:
             last_page=rng.choice(("copy", "keep", "keep", "drop")),
             wait_s=rng.choice((0.0, 0.0, 1.0, 30.0)),
             prefill_tokens_per_s=rng.choice((0.0, 0.0, 0.0, 1.0, 1e12)),
+            early=early,
         )
         self._ask(session, body, FAR if rng.random() < 0.9 else self.pair.now + rng.choice((0.5, 3.0)))
         while self.pair.pool.fetching and self.pair.running and rng.random() < self._haste:
@@ -221,6 +246,25 @@ class TiersTarget:
             self._ask(session, commands.Cancel(request))
 
     # -- copies -------------------------------------------------------------------------------------------------
+
+    def _wait_loaded(self) -> None:
+        if (found := self._some()) is not None:
+            layer = self._rng.choice((None, None, 0, 0, 1, 3))
+            deadline = FAR if self._rng.random() < 0.8 else self.pair.now + 1.0
+            self._ask(found[0], commands.WaitLoaded(found[1].id, layer), deadline)
+
+    def _progress(self) -> None:
+        """Some copy, mostly one that is done by layers, has come some layers further; or nobody knows which has."""
+        rng, most = self._rng, self.pair.config.pools[0].spec.layers
+        running = [copy for copy, one in self.pair.running.items() if not one.copy.to_host]
+        copy = rng.choice(running) if running and rng.random() < 0.95 else rng.choice([*self._copies, 10**6])
+        self._forget(self.pair.progress(copy, rng.randint(0, most)))
+
+    def _fail_on(self) -> None:
+        """The copier dies again and again: time passes, and nothing is copied."""
+        for _ in range(self._rng.choice((2, 10))):
+            self._copies_fail()
+            self._forget(self.pair.tick(self._rng.choice((0.6, 1.0))))
 
     def _copy_ends(self) -> None:
         """Mostly the oldest, mostly well."""

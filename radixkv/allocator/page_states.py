@@ -13,6 +13,7 @@
                          └──claim──> PRIVATE    └──claim shadow──> SHADOW
 
         FREE ──load──> LOADING ──loaded──> CACHED        LOADING ──abandon──> FREE
+                          └──shade──> SHADOW
 
 * FREE: in the free list, content unknown.
 * PRIVATE: one sequence writes it.
@@ -82,6 +83,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.FREE, Event.LOAD): State.LOADING,
     (State.LOADING, Event.LOADED): State.CACHED,
     (State.LOADING, Event.ABANDON): State.FREE,
+    (State.LOADING, Event.SHADE): State.SHADOW,
     (State.CACHED, Event.SAVE): State.SAVING,
     (State.SAVING, Event.SAVED): State.CACHED,
 }

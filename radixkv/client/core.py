@@ -227,6 +227,13 @@ class Core:
                 self.outbox.cancel(ask.session, out.request.id)
         self.outbox.press()
 
+    def call_off(self, ask: Ask) -> None:
+        """The caller of a request that waits in the daemon and makes nothing is no longer there."""
+        self.abandon(ask.sent, ask.session, Timeout("the call was interrupted"))
+        for out in ask.sent:
+            if out.reply is None:
+                self.outbox.cancel(ask.session, out.request.id)
+
     def _give_back(self, out: Outgoing, session: Session) -> None:
         """Until its deadline the request may still be executed: what it makes is freed after that, or a late reply."""
         made = out.part.makes() if out.part is not None else ()

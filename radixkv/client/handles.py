@@ -73,13 +73,6 @@ class SequenceHandle(SequenceState):
 
     pool: PoolHandle
 
-    @property
-    def loading(self) -> tuple[int, ...]:
-        """Entries of the page table that are still being loaded from the host tier: none. Whoever is given pages waits
-        until all are there.
-        """
-        return ()
-
     def valid(self) -> bool:
         """May what was computed from these pages be used? Asked *after* the device work. Errors: Forked."""
         if self.pool.link.forked:

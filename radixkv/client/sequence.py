@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from radixkv.client.session import Memory, Pages, Session
 from radixkv.client.tokens import unpack
-from radixkv.commands import CopyRow, Kept, Shared, Truncated
-from radixkv.errors import RadixKVError, SessionLost
+from radixkv.commands import NO_RANGE, CopyRow, Kept, Loaded, Range, Shared, Truncated
+from radixkv.errors import CopyFailed, RadixKVError, SessionLost
 from radixkv.types import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Grant(NamedTuple):
     copy_rows: list[CopyRow]
     copy: bool
     """Whether the library is to carry out the copy_rows, where it can."""
+    loading: Range = NO_RANGE
 
 
 class Facts(NamedTuple):
@@ -62,8 +63,8 @@ class SequenceState:
     """
 
     __slots__ = (
-        "__weakref__", "_tokens", "broken", "closed", "copies_made", "deferred_error", "facts", "id", "lock", "memory",
-        "namespace", "pool", "session", "sound", "suspended", "unsettled",
+        "__weakref__", "_tokens", "arriving", "broken", "closed", "copies_made", "deferred_error", "facts", "id",
+        "lock", "memory", "namespace", "pool", "session", "sound", "suspended", "unsettled",
     )  # fmt: skip
 
     def __init__(self, pool: PoolState, session: Session, grant: Grant) -> None:
@@ -90,6 +91,8 @@ class SequenceState:
         """The caller has said so of ``copy_rows`` while the daemon that held their source lived; no answer yet."""
         self.suspended: Suspension | None = None
         """What a resume needs, between it and the suspend; the daemon knows nothing of the sequence meanwhile."""
+        self.arriving = Loaded(0, grant.loading) if grant.loading[1] else None
+        """What was told last of pages that are still being loaded; None: all are there."""
         self._tokens = bytearray(grant.tokens)
         table = as_pages(grant.page_table)
         self.facts = Facts(
@@ -148,6 +151,23 @@ class SequenceState:
         """Tokens that the page table has room for."""
         return len(self.facts.page_table) * self.memory.spec.page_size
 
+    @property
+    def loading(self) -> tuple[int, ...]:
+        """Entries of the page table that are still being loaded from the host tier; empty: all are there.
+
+        There are some only after ``reserve(wait_loaded=False)``; ``wait_loaded`` says what of them may be read when.
+        """
+        arriving = self.arriving
+        if arriving is None:
+            return ()
+        first, count = arriving.loading
+        return tuple(range(first, first + count))
+
+    def has_loaded(self, layer: int | None) -> bool:
+        """Is this layer (None: are all) of all pages known to be there?"""
+        arriving = self.arriving
+        return arriving is None or (layer is not None and layer < arriving.layers)
+
     # -- what replies change --------------------------------------------------------------------------------------
 
     def committed_to(self, n: int) -> None:
@@ -201,6 +221,14 @@ class SequenceState:
         )
         del self._tokens[n * TOKEN_BYTES :]
 
+    def loaded(self, reply: Loaded) -> None:
+        self.arriving = reply if reply.loading[1] else None
+
+    def not_loaded(self, error: CopyFailed) -> None:
+        """And never will be: the pages may be another's by now."""
+        self.broken = error
+        self.sound = False
+
     def compacted_to(self, page_table: bytes) -> None:
         table = as_pages(page_table)
         self.facts = self.facts._replace(page_table=table, generations=self._generations(table))
@@ -212,7 +240,8 @@ class SequenceState:
 
     def go_on_as(self, again: SequenceState) -> None:
         """What was granted anew is this sequence now."""
-        for name in ("_tokens", "broken", "copies_made", "facts", "id", "memory", "session", "sound", "unsettled"):
+        names = "_tokens", "arriving", "broken", "copies_made", "facts", "id", "memory", "session", "sound", "unsettled"
+        for name in names:
             setattr(self, name, getattr(again, name))
         again.given_up()
         self.session.sequences.add(self)
@@ -230,6 +259,7 @@ class SequenceState:
             copy_rows=() if grown or self.copies_made else facts.copy_rows,
         )
         self.sound = True
+        self.arriving = None  # what was still being loaded could not have been proven
 
     def lose(self, why: str) -> None:
         """The next daemon could not confirm that all these pages are ours. The others of the session go on."""

@@ -21,7 +21,7 @@ from radixkv.client.outbox import Event
 from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
 from radixkv.client.tokens import pack
-from radixkv.client.verbs import deliver, done, ready, settle_truncates
+from radixkv.client.verbs import deliver, done, ready, settle_truncates, whole
 from radixkv.commands import Failure
 from radixkv.errors import BadRequest, RadixKVError
 
@@ -121,6 +121,8 @@ def _stands(core: Core, session: Session, entry: _Entry, verdict: RadixKVError |
     seq = entry.seq
     clear = seq.session is session and not (seq.closed or seq.unsettled or seq.broken or seq.deferred_error)
     held_back = isinstance(entry.item, ExtendItem | ShareItem) and core.outbox.truncates(seq)
+    if seq.arriving is not None and isinstance(entry.item, CommitItem | TruncateItem | ShareItem):
+        return False
     return clear and verdict is None and not held_back
 
 
@@ -132,7 +134,7 @@ def _examine(
     if name == "free" and seq.closed:
         entry.item = None  # freed already: no-op
         return verdict
-    error = verdict or (yield from _verdict(core, seq, name in ("extend", "share")))
+    error = verdict or (yield from _verdict(core, seq, name))
     if error is None:
         return None
     entry.result = error
@@ -155,12 +157,12 @@ class _FreeAfter(FreeItem):
         self.error = self.error or self.earlier
 
 
-def _verdict(core: Core, seq: SequenceState, grows: bool) -> Verb[RadixKVError | None]:
+def _verdict(core: Core, seq: SequenceState, name: str) -> Verb[RadixKVError | None]:
     if seq.pool.core is not core:
         return BadRequest("the sequence belongs to another client", seq=seq.id)
     try:
-        session = yield from ready(seq)
-        if grows:
+        session = yield from (ready(seq) if name in ("free", "extend") else whole(core, seq))
+        if name in ("extend", "share"):
             yield from settle_truncates(core, session, seq)
     except RadixKVError as error:
         return error

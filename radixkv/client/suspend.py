@@ -31,7 +31,7 @@ class Suspension(NamedTuple):
 
 def suspend(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
     """Waits for the event, and for what the sequence has on its way. Errors: StaleHandle, SessionLost, Unavailable."""
-    session = yield from verbs.ready(seq)
+    session = yield from verbs.whole(core, seq)
     if after is not None and not verbs.done(after):
         yield Synchronize(after)
     yield from verbs.drain(core, session, seq)

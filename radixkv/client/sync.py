@@ -132,6 +132,7 @@ class Pool(PoolHandle):
         copy: bool = True,
         retain: Retain | Iterable[Retain] = (),
         join_timeout: float = 0.0,
+        wait_loaded: bool = True,
     ) -> Sequence:
         """A sequence for these tokens: cached prefix pages, then private pages with room for ``headroom_tokens`` more.
 
@@ -142,6 +143,8 @@ class Pool(PoolHandle):
         retain: how firmly its pages are kept later, in ranges of tokens, in order. Forks have the same.
         join_timeout: seconds to wait for another worker that is computing the same prefix right now; then, or when that
         one is gone, this one computes it. Besides ``timeout``, and before it.
+        wait_loaded: False: do not wait until what the host tier has is on the device; ``Sequence.loading`` says which
+        pages are still coming, ``Sequence.wait_loaded`` waits for them.
         Errors: OutOfPages, BadRequest, LimitExceeded, Draining, Timeout, Unavailable.
         """
         if last_page not in LAST_PAGE_MODES:
@@ -149,7 +152,10 @@ class Pool(PoolHandle):
         headroom = natural("headroom_tokens", headroom_tokens)
         wait_s = 0.0 if timeout is None else verbs.seconds("timeout", timeout)
         join_s = verbs.seconds("join_timeout", join_timeout)
-        want = Want(_namespace(namespace), pack(tokens), headroom, last_page, wait_s, copy, on_the_wire(retain), join_s)
+        want = Want(
+            _namespace(namespace), pack(tokens), headroom, last_page, wait_s, copy, on_the_wire(retain), join_s,
+            early=not wait_loaded,
+        )  # fmt: skip
         return cast("Sequence", self._run(verbs.reserve(self.core, self, want)))
 
     def adopt(self, ticket: bytes, *, copy: bool = True) -> Sequence:
@@ -221,6 +227,19 @@ class Sequence(SequenceHandle):
     __slots__ = ()
 
     pool: Pool
+
+    def wait_loaded(self, layer: int | None = None, timeout_s: float | None = None) -> None:
+        """Wait until the pages of ``loading`` are there, all of them or this layer of all of them: then it may be read.
+
+        timeout_s: None: the client's, and 5 s for copies. Commit, truncate, share, handoff, compact and suspend wait
+        for all by themselves. Errors: CopyFailed (they never come: free it), BadRequest (no such layer), Timeout,
+        StaleHandle, SessionLost.
+        """
+        limit = None if timeout_s is None else verbs.seconds("timeout_s", timeout_s)
+        number = None if layer is None else natural("layer", layer)
+        if number is not None and number >= self.memory.spec.layers:
+            raise BadRequest("there is no such layer", layer=number, layers=self.memory.spec.layers)
+        return self._run(verbs.wait_loaded(self.pool.core, self, number, limit))
 
     def commit(self, n_tokens: int, after: Event | None = None) -> None:
         """KV of the first n tokens is written and complete: full pages become visible to others.

@@ -40,6 +40,7 @@ from radixkv.commands import (
     Heartbeat,
     Invalidate,
     Invalidated,
+    Loaded,
     LookedUp,
     Lookup,
     Prefetch,
@@ -49,8 +50,18 @@ from radixkv.commands import (
     Retain,
     Statistics,
     Stats,
+    WaitLoaded,
 )
-from radixkv.errors import BadRequest, RadixKVError, SessionLost, StaleHandle, Timeout, Unavailable, VersionMismatch
+from radixkv.errors import (
+    BadRequest,
+    CopyFailed,
+    RadixKVError,
+    SessionLost,
+    StaleHandle,
+    Timeout,
+    Unavailable,
+    VersionMismatch,
+)
 
 R = TypeVar("R", bound=Reply)
 
@@ -72,6 +83,7 @@ class Want:
     copy: bool
     retain: list[Retain] = field(default_factory=list)
     join_s: float = 0.0
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,7 @@ def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
         wait_s = min(want.wait_s, max(0.0, until - core.clock())) if next(asked) else want.wait_s
         return Reserve(
             pool.name, identity, want.namespace.canonical, want.tokens, want.headroom, want.last_page, wait_s,
-            pool.prefill_tokens_per_s, want.retain, want.join_s,
+            pool.prefill_tokens_per_s, want.retain, want.join_s, want.early,
         )  # fmt: skip
 
     def grant(reply: Reply) -> Grant:
@@ -109,6 +121,7 @@ def reserve(core: Core, pool: PoolState, want: Want) -> Verb[SequenceState]:
             writable_from_tokens=got.writable_from_tokens,
             copy_rows=got.copy_rows,
             copy=want.copy,
+            loading=got.loading,
         )
 
     return (yield from _obtain(pool, _Obtain(identity, body, grant), want.join_s + want.wait_s + pool.copy_wait_s))
@@ -279,7 +292,7 @@ def copied(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
 
 
 def extend(core: Core, seq: SequenceState, tokens: bytes, headroom: int) -> Verb[None]:
-    item = ExtendItem(seq, tokens, headroom)
+    item = ExtendItem(seq, tokens, headroom)  # also while pages are loading
     session = yield from ready(seq)
     yield from settle_truncates(core, session, seq)
     yield from deliver(session, [item])
@@ -287,7 +300,7 @@ def extend(core: Core, seq: SequenceState, tokens: bytes, headroom: int) -> Verb
 
 
 def share(core: Core, item: ShareItem) -> Verb[list[SequenceState]]:
-    session = yield from ready(item.seq)
+    session = yield from whole(core, item.seq)
     yield from settle_truncates(core, session, item.seq)
     item.first_child = core.sequence_ids(item.count)
     yield from deliver(session, [item])
@@ -295,7 +308,7 @@ def share(core: Core, item: ShareItem) -> Verb[list[SequenceState]]:
 
 
 def compact(core: Core, seq: SequenceState) -> Verb[None]:
-    session = yield from ready(seq)
+    session = yield from whole(core, seq)
     yield from drain(core, session, seq)
     item = CompactItem(seq)
     yield from deliver(session, [item])
@@ -311,6 +324,8 @@ def free(core: Core, seq: SequenceState, after: Event | None, commit: int = 0) -
     if seq.closed:
         return
     item = FreeItem(seq, commit)
+    if commit and not seq.has_loaded(None) and seq.broken is None:
+        yield from whole(core, seq)
     if seq.lost or not seq.session.away:
         yield from same_session(seq)
     seq.closed = True
@@ -338,7 +353,7 @@ def handoff(core: Core, seq: SequenceState, ttl: float, after: Event | None) -> 
     The daemon hands off nothing whose private pages are still to be copied, so it is told of the library's own copies.
     """
     item = HandoffItem(seq, os.urandom(TICKET_BYTES), seconds("ttl", ttl))
-    session = yield from ready(seq)
+    session = yield from whole(core, seq)
     told = [CopiedItem(one) for one in seq.pool.take_copied() if one.session is session]
     if not done(after):
         seq.closed = True
@@ -349,6 +364,42 @@ def handoff(core: Core, seq: SequenceState, ttl: float, after: Event | None) -> 
     yield from drain(core, session, seq)
     yield from deliver(session, [*told, item])
     return item.outcome()  # type: ignore[no-any-return]
+
+
+class _Loading(Part):
+    """Asks for pages that are being loaded; the answer says how far that is."""
+
+    __slots__ = ("_layer", "_seq")
+
+    def __init__(self, seq: SequenceState, layer: int | None) -> None:
+        self._seq = seq
+        self._layer = layer
+
+    def body(self) -> Body:
+        return WaitLoaded(self._seq.id, self._layer)
+
+    def settle(self, reply: Reply) -> None:
+        if isinstance(reply, Loaded):
+            self._seq.loaded(reply)
+        elif isinstance(reply, Failure) and isinstance(error := as_error(reply), CopyFailed):
+            self._seq.not_loaded(error)
+
+
+def wait_loaded(core: Core, seq: SequenceState, layer: int | None, timeout: float | None) -> Verb[None]:
+    """The daemon is asked only for what is not known to be there. Errors: CopyFailed, Timeout, those of ``ready``."""
+    session = yield from ready(seq)
+    if seq.has_loaded(layer):
+        return
+    wait_s = seq.pool.copy_wait_s if timeout is None else timeout - core.timeout
+    ask = Ask(session, [_Loading(seq, layer)], wait_s)
+    try:
+        (reply,) = yield from persist(ask)
+    except BaseException:
+        core.call_off(ask)
+        raise
+    if seq.lost:
+        raise seq.lost
+    expect(reply, Loaded)
 
 
 # -- parts of verbs -----------------------------------------------------------------------------------------------
@@ -386,9 +437,18 @@ def ready(seq: SequenceState) -> Verb[Session]:
     return session
 
 
+def whole(core: Core, seq: SequenceState) -> Verb[Session]:
+    """The same before a verb that publishes, cuts or passes pages: all of them are there."""
+    session = yield from ready(seq)
+    if not seq.has_loaded(None):
+        yield from wait_loaded(core, seq, None, None)
+        session = yield from ready(seq)
+    return session
+
+
 def _change(core: Core, item: Item, after: Event | None) -> Verb[None]:
     """Now, if nothing is in the way; else behind its own event and behind what the sequence has queued already."""
-    session = yield from ready(item.seq)
+    session = yield from whole(core, item.seq)
     if core.outbox.behind(item.seq) or not done(after):
         core.outbox.defer(item, after)
         return

@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from radixkv.commands import Copy, CopyDone
+from radixkv.commands import Copy, CopyDone, CopyProgress
 from radixkv.device.copier_process import PoolTiers, Process
 from radixkv.device.copying import ASK, NO_POOL
 from radixkv.types import PAGE_ID_BYTES
@@ -37,6 +37,8 @@ STUCK_S, SLOWEST_BYTES_PER_S = 5.0, 10e6
 class Copier(Protocol):
     """Whoever copies pages. Copies of one direction run in the order of submission, both directions at once.
 
+    One that is to be done by layer copies the first layer of all its pages before the second of any.
+
     A CUDA copier keeps this contract with other means: the host arena is pinned (``cuMemHostRegister``), a direction is
     a stream of its own, a batch's pages are asynchronous copies followed by an event, and its end is told when the
     event has happened; it maps the device arena that the daemon exports. To be shown there: that no copy goes on when
@@ -49,10 +51,11 @@ class Copier(Protocol):
     def fileno(self) -> int:
         """Readable when ``completions`` has something to do. The same descriptor as long as the copier is open."""
 
-    def completions(self) -> list[CopyDone]:
+    def completions(self) -> list[CopyDone | CopyProgress]:
         """What has ended since the last call, without blocking. Each copy ends once.
 
-        Not ok: the targets' content is undefined, and nothing writes to them any more.
+        Not ok: the targets' content is undefined, and nothing writes to them any more. Of one that is done by layer it
+        also says, on the way, how many layers of all its pages are there.
         """
 
     def close(self) -> None:
@@ -102,18 +105,19 @@ class ProcessCopier:
             self._refused.append(CopyDone(copy.copy, ok=False))
             os.eventfd_write(self._bell, 1)
             return
-        head = ASK.pack(self._pools.get(copy.pool, NO_POOL), len(copy.sources), len(copy.targets))
+        head = ASK.pack(self._pools.get(copy.pool, NO_POOL), copy.by_layer, len(copy.sources), len(copy.targets))
         self._process.lanes[copy.to_host].ask(copy.copy, head + copy.sources + copy.targets, self._limit_s(copy))
 
-    def completions(self) -> list[CopyDone]:
-        ended, self._refused = self._refused, []
+    def completions(self) -> list[CopyDone | CopyProgress]:
+        ended: list[CopyDone | CopyProgress] = [*self._refused]
+        self._refused.clear()
         if ended:
             os.eventfd_read(self._bell)
         process = self._process
         if process is None:
             return ended
         dead = process.reap()  # first: whatever it said before it died is read below
-        ended += process.take_ends()
+        ended += process.listen()
         if dead:
             ended += [CopyDone(copy, ok=False) for lane in process.lanes for copy, _ in lane.asked]
             self._bury(process)

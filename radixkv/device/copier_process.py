@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from radixkv.commands import CopyDone
-from radixkv.device.copying import CONTEXT_LOST, END
+from radixkv.commands import CopyDone, CopyProgress
+from radixkv.device.copying import CONTEXT_LOST, TOLD, WELL
 
 _STREAM_BYTES = 32 * 2**10
 """From here on glibc may copy past the caches (from 16 times as much with its fastest loop). By default it does so only
@@ -30,6 +30,7 @@ class PoolTiers(NamedTuple):
     """One pool's memory: descriptors of the arenas, one a rank. ``page_bytes``: from a page to the next, in all.
 
     ``uuids``: each rank's CUDA device, none for CPU memory; ``pages``: how many the device tier has, asked for with it.
+    A page begins with ``layers`` of ``layer_bytes`` each.
     """
 
     page_bytes: int
@@ -37,6 +38,8 @@ class PoolTiers(NamedTuple):
     host_fds: Sequence[int]
     uuids: Sequence[str] = ()
     pages: int = 0
+    layers: int = 1
+    layer_bytes: int = 0
 
 
 class Process:
@@ -86,15 +89,15 @@ class Process:
         """Whether it is gone, and nothing of it left."""
         return self._popen.poll() is not None
 
-    def take_ends(self) -> list[CopyDone]:
+    def listen(self) -> list[CopyDone | CopyProgress]:
         """What it has said so far; on the way it gets what it did not have room for. One lane's end is its end."""
-        ended = []
+        said = []
         for lane in self.lanes:
             lane.flush()
-            ended += lane.take_ends()
+            said += lane.listen()
         if any(lane.closed for lane in self.lanes):
             self.kill()
-        return ended
+        return said
 
     def close(self) -> None:
         """Kill and reap it, unless that has been done."""
@@ -106,7 +109,12 @@ def _spawn(pools: Sequence[PoolTiers], lanes: list[int], keep_fds: Sequence[int]
     compare niceness only within one (autogroups). stderr stays the daemon's: if it fails, somebody should know why.
     """
     pool_orders = [
-        [pool.page_bytes, list(pool.device_fds), list(pool.host_fds), list(pool.uuids), pool.pages] for pool in pools
+        [
+            [pool.page_bytes, pool.layers, pool.layer_bytes],
+            [list(pool.device_fds), list(pool.host_fds)],
+            [list(pool.uuids), pool.pages],
+        ]
+        for pool in pools
     ]
     orders = {"parent": os.getpid(), "lanes": lanes, "pools": pool_orders}
     arena_fds = [fd for pool in pools for fd in (*pool.device_fds, *pool.host_fds)]
@@ -168,7 +176,7 @@ class Lane:
             self._waits = not self._waits
             self._epoll.modify(self._socket, select.EPOLLIN | (select.EPOLLOUT if self._waits else 0))
 
-    def take_ends(self) -> list[CopyDone]:
+    def listen(self) -> list[CopyDone | CopyProgress]:
         """What the process has said so far."""
         while not self.closed:
             try:
@@ -182,8 +190,13 @@ class Lane:
                 self._unsent.clear()
                 self._epoll.unregister(self._socket)  # or it would be readable until the process is gone
             self._got += got
-        whole = bytes(self._got[: len(self._got) // END.size * END.size])
+        whole = bytes(self._got[: len(self._got) // TOLD.size * TOLD.size])
         del self._got[: len(whole)]
-        if whole:
+        said: list[CopyDone | CopyProgress] = []
+        for told, seconds in TOLD.iter_unpack(whole):
+            if told >= 0:
+                said.append(CopyProgress(self.asked[0][0], told))
+                continue
             self._turn = time.monotonic()
-        return [CopyDone(self.asked.popleft()[0], ok, seconds) for ok, seconds in END.iter_unpack(whole)]
+            said.append(CopyDone(self.asked.popleft()[0], told == WELL, seconds))
+        return said

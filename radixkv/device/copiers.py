@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 from collections.abc import Mapping, Sequence
 
-from radixkv.commands import Copy, CopyDone
+from radixkv.commands import Copy, CopyDone, CopyProgress
 from radixkv.device.copier import ProcessCopier
 from radixkv.device.copier_process import PoolTiers
 
@@ -35,8 +35,8 @@ class Copiers:
     def submit(self, copy: Copy) -> None:
         self._of.get(copy.pool, self._copiers[0]).submit(copy)
 
-    def completions(self) -> list[CopyDone]:
-        return [done for copier in self._copiers for done in copier.completions()]
+    def completions(self) -> list[CopyDone | CopyProgress]:
+        return [said for copier in self._copiers for said in copier.completions()]
 
     def take_lost(self) -> list[str]:
         """Pools whose copier has lost a CUDA context since this was last asked."""

@@ -20,7 +20,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -28,13 +29,19 @@ from numpy.typing import NDArray
 
 from radixkv.device import arena
 
-ASK = struct.Struct("<iII")
-"""A frame's head: place of the pool (NO_POOL: none), bytes of source ids, bytes of target ids, which follow it."""
-END = struct.Struct("<?d")
-"""How a copy ended: whether all its bytes are there, and the seconds it ran."""
+ASK = struct.Struct("<i?II")
+"""A frame's head: place of the pool (NO_POOL: none), whether layer by layer, bytes of source ids, bytes of target ids,
+which follow it."""
+TOLD = struct.Struct("<id")
+"""How far the copy whose turn it is has come: so many layers of all its pages, or WELL or BADLY: it has ended, after so
+many seconds."""
+WELL, BADLY = -1, -2
 NO_POOL = -1
 CONTEXT_LOST = 75
 """How the process ends when a CUDA context of it has died: what the device holds is not to be believed any more."""
+
+SLAB_BYTES = 256 * 2**10
+"""Layer by layer, so much of a page is copied at once at least: less would take longer in all."""
 
 LOAD_NICE, SAVE_NICE = 10, 19
 """Niceness of the two threads: a request may wait for a load. With 5 for both a round trip to the daemon waits for a
@@ -42,38 +49,73 @@ copier's time slice now and then, where there are no more CPUs than two (bench.c
 _PR_SET_PDEATHSIG = 1
 
 Pages = NDArray[np.uint8]
-"""One rank's arena: [pages, page_bytes]."""
+"""One rank's arena: [pages, page_bytes], or a slab of it."""
+
+
+Progress = Callable[[int], None]
 
 
 class Copying(Protocol):
     """Whatever can copy a pool's pages, on every rank. One direction has one caller, both at the same time."""
 
-    def copy(self, sources: bytes, targets: bytes, to_host: bool) -> bool:
+    def copy(self, sources: bytes, targets: bytes, to_host: bool, progress: Progress | None = None) -> bool:
         """Returns when all is copied. ``sources``, ``targets``: packed int32 ids. False: they are not equally many, or
-        not all pages of these arenas, and nothing is copied; or it could not be done."""
+        not all pages of these arenas, and nothing is copied; or it could not be done.
+
+        ``progress``: layer by layer, if it can do that: it tells how many layers of all pages are there."""
 
 
 class Tiers(NamedTuple):
-    """One pool's memory, rank by rank."""
+    """One pool's memory, rank by rank, and how it is copied layer by layer."""
 
+    page_bytes: int
     device: list[Pages]
     host: list[Pages]
+    slabs: list[Slab]
 
     @classmethod
-    def map(cls, page_bytes: int, device_fds: Sequence[int], host_fds: Sequence[int]) -> Tiers:
+    def map(cls, shape: tuple[int, int, int], device_fds: Sequence[int], host_fds: Sequence[int]) -> Tiers:
+        """``shape``: bytes from page to page, which begins with so many layers, of so many bytes each."""
+        page_bytes, layers, layer_bytes = shape
         device = [map_pages(fd, page_bytes) for fd in device_fds]
-        return cls(device, [map_pages(fd, page_bytes) for fd in host_fds])
+        host = [map_pages(fd, page_bytes) for fd in host_fds]
+        return cls(page_bytes, device, host, slabs(page_bytes, layers, layer_bytes))
 
-    def copy(self, sources: bytes, targets: bytes, to_host: bool) -> bool:
+    def copy(self, sources: bytes, targets: bytes, to_host: bool, progress: Progress | None = None) -> bool:
+        """Whole pages, or with ``progress`` slab by slab."""
         giving, taking = (self.device, self.host) if to_host else (self.host, self.device)
-        return copy_pages(sources, targets, giving, taking)
+        if progress is None:
+            return copy_pages(sources, targets, giving, taking)
+        for slab in self.slabs:
+            part = slice(slab.begin, slab.end)
+            if not copy_pages(sources, targets, [one[:, part] for one in giving], [one[:, part] for one in taking]):
+                return False
+            progress(slab.layers)
+        return True
+
+
+class Slab(NamedTuple):
+    """Bytes of each page that are copied before the next slab of any; with it so many ``layers`` are there."""
+
+    layers: int
+    begin: int
+    end: int
+
+
+def slabs(page_bytes: int, layers: int, layer_bytes: int) -> list[Slab]:
+    """As many layers together as it takes; what is behind the last layer goes with it."""
+    step = max(1, -(-SLAB_BYTES // max(1, layer_bytes)))
+    ends = [*range(step, layers, step), layers]
+    begins = [0, *(layer * layer_bytes for layer in ends[:-1])]
+    return [Slab(*slab) for slab in zip(ends, begins, [*begins[1:], page_bytes], strict=True)]
 
 
 def open_tiers(order: Sequence[Any]) -> Copying:
-    """``order``: page_bytes, device and host descriptors, UUIDs of the ranks' CUDA devices, how many pages it has."""
-    page_bytes, device_fds, host_fds, uuids, pages = order
+    """``order``: the shape of a page, as ``Tiers.map`` takes it; device and host descriptors; UUIDs of the ranks' CUDA
+    devices and how many pages they have."""
+    (page_bytes, layers, layer_bytes), (device_fds, host_fds), (uuids, pages) = order
     if not uuids:
-        return Tiers.map(page_bytes, device_fds, host_fds)
+        return Tiers.map((page_bytes, layers, layer_bytes), device_fds, host_fds)
     from radixkv.device.cuda_copying import CudaTiers
 
     return CudaTiers((page_bytes, pages), device_fds, host_fds, uuids)
@@ -97,11 +139,16 @@ def serve(lane: socket.socket, pools: Sequence[Copying], to_host: bool) -> None:
     behave(SAVE_NICE if to_host else LOAD_NICE)
     with lane.makefile("rb") as frames, contextlib.suppress(ConnectionError):
         while len(head := frames.read(ASK.size)) == ASK.size:
-            place, *lengths = ASK.unpack(head)
+            place, by_layer, *lengths = ASK.unpack(head)
             sources, targets = map(frames.read, lengths)
             begin = time.perf_counter()
-            ok = 0 <= place < len(pools) and pools[place].copy(sources, targets, to_host)
-            lane.sendall(END.pack(ok, time.perf_counter() - begin))
+            progress = partial(_tell, lane) if by_layer else None
+            ok = 0 <= place < len(pools) and pools[place].copy(sources, targets, to_host, progress)
+            lane.sendall(TOLD.pack(WELL if ok else BADLY, time.perf_counter() - begin))
+
+
+def _tell(lane: socket.socket, layers: int) -> None:
+    lane.sendall(TOLD.pack(layers, 0.0))
 
 
 def copy_pages(sources: bytes, targets: bytes, giving: Sequence[Pages], taking: Sequence[Pages]) -> bool:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from radixkv.device import cuda_arena, cuda_driver
-from radixkv.device.copying import CONTEXT_LOST, Pages, map_pages, runs_of
+from radixkv.device.copying import CONTEXT_LOST, Pages, Progress, map_pages, runs_of
 from radixkv.device.cuda_arena import Range
 from radixkv.device.cuda_driver import CudaError, Device
 from radixkv.device.cuda_stream import Stream
@@ -54,8 +54,9 @@ class CudaTiers:
             self._host_pages = len(host)
             self._ranks.append(_Rank(device, addresses, host))
 
-    def copy(self, sources: bytes, targets: bytes, to_host: bool) -> bool:
-        """The contract of ``copying.Copying``. Does not return from an error that has killed a context."""
+    def copy(self, sources: bytes, targets: bytes, to_host: bool, progress: Progress | None = None) -> bool:  # noqa: ARG002
+        """The contract of ``copying.Copying``, whole pages always. Does not return from an error that has killed a
+        context."""
         giving, taking = (self._pages, self._host_pages) if to_host else (self._host_pages, self._pages)
         runs = runs_of(sources, targets, giving, taking)
         if runs is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from radixkv.commands import PoolMap
-from radixkv.config import KVSpec, Layout, PoolConfig
+from radixkv.config import DTYPE_BYTES, KVSpec, Layout, PoolConfig
 from radixkv.device import arena
 from radixkv.device.descriptors import Geometry, TableReader
 from radixkv.device.writer import TableWriter
@@ -85,8 +85,12 @@ class PoolMemory:
         """What the copier needs of a pool with a host tier."""
         from radixkv.device.copier_process import PoolTiers
 
-        pages, page_bytes = self.description.pages, KVSpec(**self.description.spec).page_bytes
-        return PoolTiers(page_bytes, self.arena_fds, self.host_fds, self.placement.uuids, pages)
+        spec, layout = KVSpec(**self.description.spec), self.description.layout
+        layer_bytes = layout["layer_stride"] * DTYPE_BYTES[spec.dtype]
+        return PoolTiers(
+            spec.page_bytes, self.arena_fds, self.host_fds, self.placement.uuids, self.description.pages, spec.layers,
+            layer_bytes,
+        )  # fmt: skip
 
     def map_of(self, rank: int) -> PoolMap:
         """What a worker must know to map the arena of ``rank``."""

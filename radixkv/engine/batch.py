@@ -21,7 +21,7 @@ from radixkv.commands import (
     Truncated,
     failure,
 )
-from radixkv.engine import commit, plan
+from radixkv.engine import commit, early, plan
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
@@ -118,7 +118,8 @@ def _check(state: State, session: Worker, item: Commit) -> None:
 
 
 def _complete(session: Worker, pool: Pool, seq: Sequence, n: int) -> None:
-    """The first ``n`` tokens are. Errors: BadRequest."""
+    """The first ``n`` tokens are. Errors: BadRequest, CopyFailed."""
+    early.whole(seq)
     if pool.publishing:
         pool.settle(seq)
     if pool.config.ranks > len(session.ranks):
@@ -131,6 +132,8 @@ def _complete(session: Worker, pool: Pool, seq: Sequence, n: int) -> None:
 
 def _extend(state: State, session: Worker, item: Extend) -> bytes:
     seq, pool = state.known(session, item.seq)
+    if seq.lost:
+        early.whole(seq)
     new = plan.pages_to_add(pool, seq, item, state.config.limits)
     if new:
         state.insist(session, plan.plan_extend, pool, session, seq, new)

@@ -21,6 +21,7 @@ from radixkv.commands import (
     Compact,
     Compacted,
     CopyDone,
+    CopyProgress,
     Done,
     Drain,
     EndSession,
@@ -45,9 +46,10 @@ from radixkv.commands import (
     Stats,
     Step,
     Tick,
+    WaitLoaded,
     failure,
 )
-from radixkv.engine import batch, commit, handover, plan, reserving, resume
+from radixkv.engine import batch, commit, handover, loaded, plan, reserving, resume
 from radixkv.engine.losing import lose_pool
 from radixkv.engine.plan import Worker
 from radixkv.engine.snapshot import snapshot
@@ -70,7 +72,10 @@ class Engine(State):
         reply = self._request(command, now) if type(command) is Request else self._internal(command, now)
         if self.queued:
             reserving.serve_waiting(self, now)
+            loaded.serve(self, now)
         for tier in self.tiers.values():
+            if tier.again:
+                tier.begin_again(now)
             tier.write_through(now)
             tier.reclaim(now)
         outcome = Outcome(reply, self.writes.copy())
@@ -89,6 +94,7 @@ class Engine(State):
         ends = [end for line in lines if (end := line.next_end()) is not None]
         if (end := self.transit.next_end()) is not None:
             ends.append(end)
+        ends += [copying.due for tier in self.tiers.values() for copying in tier.again]
         ends += [end for pool in self.retaining if (end := pool.next_end()) is not None]
         return min(ends, default=None)
 
@@ -120,22 +126,30 @@ class Engine(State):
                 self.mapping_gone(command.session)
             case LosePool():
                 lose_pool(self, command.pool)
-            case CopyDone():
-                self._copy_done(command, now)
+            case CopyDone() | CopyProgress():
+                self._copy(command, now)
             case Drain():
-                self.draining = True
-                for pool in self.pools.values():
-                    for waiting in pool.all_waiting():
-                        reserving.answer_waiting(self, pool, waiting, failure(Draining("the daemon takes nothing new")))
+                self._drain()
             case _:
                 raise TypeError(f"not a command: {command!r}")
         return None
 
-    def _copy_done(self, command: CopyDone, now: float) -> None:
+    def _drain(self) -> None:
+        """Whoever waits for what is its own already goes on waiting."""
+        self.draining = True
+        for pool in self.pools.values():
+            for waiting in pool.all_waiting():
+                if not isinstance(waiting.body, WaitLoaded):
+                    reserving.answer_waiting(self, pool, waiting, failure(Draining("the daemon takes nothing new")))
+
+    def _copy(self, command: CopyDone | CopyProgress, now: float) -> None:
         for tier in self.tiers.values():
             copying = tier.host.copies.get(command.copy)
             if copying is not None:
-                tier.done(copying, command, now)
+                if isinstance(command, CopyDone):
+                    tier.done(copying, command, now)
+                else:
+                    tier.progress(copying, command)
                 return
         self.counters["unknown_copies"] += 1  # twice, or of an earlier daemon's time
 
@@ -222,6 +236,8 @@ class Engine(State):
                 return handover.adopt(self, session, body)
             case Prefetch():
                 return reserving.prefetch(self, session, request, body, now)
+            case WaitLoaded():
+                return loaded.wait_loaded(self, session, request, body, now)
             case Compact():
                 seq, pool = self.find(session, body.seq)
                 return Compacted(commit.do_compact(pool, seq))

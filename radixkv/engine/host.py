@@ -31,6 +31,7 @@ from radixkv.allocator.page_pool import PagePool
 from radixkv.allocator.page_states import CACHED, EVICT, FREE, LOAD, SAVING
 from radixkv.commands import Retire, Stamp, Write
 from radixkv.config import PoolConfig
+from radixkv.engine.sequence import Sequence
 from radixkv.evictor.lru import LRU
 from radixkv.evictor.priorities import Priorities
 from radixkv.tree.node import Node, Root
@@ -57,12 +58,23 @@ class CopyRun(Struct, eq=False):
 
 
 class Copying(Struct, eq=False):
-    """One copy that runs. ``guard``: the end of a further path that stays where it is meanwhile."""
+    """One copy that runs. ``guard``: the end of a further path that stays where it is meanwhile.
+
+    A load has one run. ``readers``: sequences that have pages of it in their tables already (``early.py``); ``layers``:
+    how many layers of all its pages are there. It may be begun again, under another id: ``tries``, since when, and
+    when the next of them is ``due``.
+    """
 
     id: int
     to_host: bool
     runs: list[CopyRun]
     guard: Node | None = None
+    by_layer: bool = False
+    readers: dict[Sequence, None] = {}
+    layers: int = 0
+    tries: int = 1
+    since: float = 0.0
+    due: float = 0.0
 
     @property
     def pages(self) -> int:

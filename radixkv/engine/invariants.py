@@ -161,8 +161,12 @@ def _holders(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
                 held[id(node)] += 1
                 node = node.parent
             need(node is None or node is seq.root, "I2", f"sequence {seq.id} pins a path of another namespace")
-    for end in (end for copying in (pool.host.copies.values() if pool.host else ()) for end in copying.ends):
-        held.update(map(id, pool.tree.path(end)))
+    live = set(map(id, sequences))
+    for one in pool.host.copies.values() if pool.host else ():
+        for end in one.ends:
+            held.update(map(id, pool.tree.path(end)))
+        told = {id(seq) for seq in one.readers if seq.load is one}
+        need(live >= told and len(told) == len(one.readers), "I11", "a copy has readers that are over")
     for node, _ in trees.nodes:
         need(node.holders == held[id(node)], "I2", f"a node counts {node.holders} holders, {held[id(node)]} hold it")
     outside: Counter[int] = Counter()
@@ -183,7 +187,7 @@ def _holders(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
 def _path_pages(node: Node) -> int:
     pages = 0
     while node.parent is not None:
-        pages += len(node.pages) // PAGE_ID_BYTES
+        pages += node.page_count
         node = node.parent
     return pages
 
@@ -245,7 +249,8 @@ def _tables(pool: Pool, sequences: list[Sequence]) -> None:
         need(len(set(seq.pages)) == len(seq.pages), "I3", f"sequence {seq.id}: a page is twice in its table")
         need(0 <= seq.shared <= len(seq.pages), "I2", f"sequence {seq.id}: shares more than it has")
         states = [pool.pages.states[page] for page in seq.pages]
-        immutable = set(states[: seq.published])
+        _loading(pool, seq, states)
+        immutable = {state for at, state in enumerate(states[: seq.published]) if at not in seq.loading}
         need(
             immutable <= {State.CACHED, State.SHADOW, State.SAVING}, "I13", f"sequence {seq.id}: shares what is written"
         )
@@ -258,6 +263,20 @@ def _tables(pool: Pool, sequences: list[Sequence]) -> None:
         _same_content(pool, seq)
 
 
+def _loading(pool: Pool, seq: Sequence, states: list[int]) -> None:
+    """I11: pages of a table that are being loaded are those that a copy fills which knows it, and nothing else is."""
+    loading = [at for at, state in enumerate(states) if state == State.LOADING]
+    need(loading == list(seq.loading), "I11", f"sequence {seq.id} loads entries {loading}, and knows {seq.loading}")
+    copies = list(pool.host.copies.values()) if pool.host else []
+    if seq.load is None:
+        need(not seq.loading, "I11", f"sequence {seq.id}: no copy fills its pages")
+        return
+    known = any(copying is seq.load for copying in copies) and seq in seq.load.readers
+    need(known, "I11", f"sequence {seq.id}: the copy that fills its pages is over, or will not tell it of its end")
+    filled = set(seq.load.runs[0].device)
+    need(filled.issuperset(seq.pages[at] for at in loading), "I11", f"sequence {seq.id}: another copy fills its pages")
+
+
 def _same_content(pool: Pool, seq: Sequence) -> None:
     """I4, I6: the pinned path says the same tokens as the sequence, and its cached pages are the path's."""
     size = pool.tree.page_token_bytes
@@ -265,12 +284,17 @@ def _same_content(pool: Pool, seq: Sequence) -> None:
     while node.parent is not None:
         pages = node.page_count
         at -= pages
+        need(
+            bool(node.pages) or at in seq.loading,
+            "I7",
+            f"sequence {seq.id} pins what is not on the device and not loading",
+        )
         here = bytes(seq.tokens[at * size : (at + pages) * size])
         beyond_source = seq.source >= 0 and at + pages > seq.published
         need(here == node.tokens or beyond_source, "I6", f"sequence {seq.id} pins other tokens than its own")
         for offset, page in enumerate(_ids(node.pages)):
             place = at + offset
-            cached = place < seq.published and seq.pages[place] not in seq.shadows
+            cached = place < seq.published and seq.pages[place] not in seq.shadows and place not in seq.loading
             need(not cached or seq.pages[place] == page, "I4", f"sequence {seq.id}: page {place} is not the path's")
         node = node.parent
     need(at == 0, "I4", f"sequence {seq.id}: its path has another length")

@@ -91,6 +91,8 @@ class Pool:
         """Reserves that wait for copies between the tiers."""
         self.joining = WaitingLine()
         """Reserves that wait for what others are computing."""
+        self.arriving = WaitingLine()
+        """Those who wait until pages of their sequences have been loaded."""
         self.flights: Flights | None = None
         """What is being computed, once somebody has asked for it."""
         self.copied = False
@@ -119,8 +121,8 @@ class Pool:
         return [waiting for line in self.lines for waiting in line.all()]
 
     @property
-    def lines(self) -> tuple[WaitingLine, WaitingLine, WaitingLine]:
-        return self.waiting, self.fetching, self.joining
+    def lines(self) -> tuple[WaitingLine, WaitingLine, WaitingLine, WaitingLine]:
+        return self.waiting, self.fetching, self.joining, self.arriving
 
     def leave_lines(self, session: int, request: int) -> Waiting | None:
         if self.flights is not None:
@@ -382,8 +384,9 @@ class Pool:
     def _stamp_for_copies(self, end: Node) -> None:
         """What a copy holds does not fall idle when it is let go of; its place is that of now all the same, and stays
         so when what is behind it leaves."""
-        if self.host is not None and self.host.copies:
-            ends = b"".join([node.pages[LAST_ID] for node in self.tree.path(end)])
+        host = self.host
+        if host is not None and host.copies:
+            ends = b"".join([node.pages[LAST_ID] if node.pages else host.end(node) for node in self.tree.path(end)])
             self.writes.append(Stamp(self.name, ends, self.stamp))
 
     def release_source(self, seq: Sequence) -> None:
@@ -577,6 +580,10 @@ class Pool:
         """All that the sequence holds is let go of, but its own pages."""
         if self.publishing:
             self.settle(seq)
+        if seq.load is not None:
+            del seq.load.readers[seq]
+            seq.load = None
+            self.arriving.news = True
         self.let_go(seq, 0, quarantine)
         if self.flights is not None:
             self.flights.over(seq)

@@ -16,16 +16,17 @@ import heapq
 
 from msgspec.structs import replace
 
-from radixkv.commands import Granted, LookedUp, Prefetch, Reply, Request, Reserve, Retain, failure
-from radixkv.engine import commit, plan, retention, tiering
+from radixkv.commands import Granted, LookedUp, Prefetch, Reply, Request, Reserve, Reserved, Retain, failure
+from radixkv.engine import commit, early, plan, retention, tiering
 from radixkv.engine.flights import Flights, would_be_waited_for
-from radixkv.engine.plan import Worker
+from radixkv.engine.plan import NO_MATCH, Worker
 from radixkv.engine.pool import Pool, namespace_record
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.state import State
-from radixkv.engine.tiering import First
+from radixkv.engine.tiering import First, Tiering
 from radixkv.engine.waiting import Waiting, WaitingLine
 from radixkv.errors import Draining, LimitExceeded, OutOfPages, RadixKVError, Timeout
+from radixkv.tree.walk import Match
 
 HOLDERS = 8
 """Told to one who has waited for pages in vain."""
@@ -57,7 +58,8 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
         if error.never_fits or not body.wait_s:
             raise
     until = min(now + body.wait_s, request.deadline)
-    _wait(state, session, pool, Waiting(session.id, request.id, body, now, until, request.deadline))
+    waiting = Waiting(session.id, request.id, body, now, until, request.deadline)
+    wait(state, session, pool, pool.waiting, waiting)
     return None
 
 
@@ -86,6 +88,10 @@ def _attempt(state: State, session: Worker, pool: Pool, waiting: Waiting, now: f
         state.new_ids(session, body.seq, 1)  # anew: the session may have made others meanwhile
     if tier is not None:
         below = tier.worth(pool.tree.match_host(planned.match, body.tokens), body.prefill_tokens_per_s)
+        if body.early and below.pages:
+            named = early.named(pool, planned.match, body)
+            if named.pages:
+                return _attempt_early(state, session, pool, waiting, (planned, named, tier, now))
         first = tier.fetch(planned.match, below, planned.new)
         if first is First.COPIES:
             return None
@@ -94,7 +100,34 @@ def _attempt(state: State, session: Worker, pool: Pool, waiting: Waiting, now: f
     return _carry_out(state, session, pool, body, planned)
 
 
-def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> Reply:
+def _attempt_early(
+    state: State, session: Worker, pool: Pool, waiting: Waiting, found: tuple[plan.ReservePlan, Match, Tiering, float]
+) -> Reply | None:
+    """Carry out with pages that are being loaded. None: something has to be copied before that."""
+    planned, named, tier, now = found
+    body = waiting.body
+    assert type(body) is Reserve
+    size = pool.page_size
+    joined = early.plan_early(tier.host, planned, named, body, size)
+    if joined is None:
+        tier.fetch(planned.match, named, planned.new, by_layer=True)
+        named = early.named(pool, planned.match, body)  # anew: runs have been split
+        begun = early.plan_early(tier.host, planned, named, body, size)
+        return None if begun is None else _carry_out_early(state, session, pool, body, begun)
+    first = tier.fetch(joined.planned.match, NO_MATCH, joined.planned.new)
+    if first is First.COPIES:
+        return None
+    if first is First.A_NEW_PLAN:
+        return _attempt(state, session, pool, waiting, now)
+    return _carry_out_early(state, session, pool, body, joined)
+
+
+def _carry_out_early(state: State, session: Worker, pool: Pool, body: Reserve, plan: early.EarlyPlan) -> Reply:
+    reply = _carry_out(state, session, pool, body, plan.planned)
+    return early.begin(session.sequences[body.seq], plan, reply)
+
+
+def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> Reserved:
     retain = _retain(state, pool, body, planned) if body.retain else ()
     namespace, made = pool.namespaces.open(body.namespace)
     if made:
@@ -120,11 +153,12 @@ def _retain(state: State, pool: Pool, body: Reserve, planned: plan.ReservePlan) 
     return retain
 
 
-def _wait(state: State, session: Worker, pool: Pool, waiting: Waiting) -> None:
+def wait(state: State, session: Worker, pool: Pool, line: WaitingLine, waiting: Waiting) -> None:
+    """Errors: LimitExceeded."""
     limit = state.config.limits.queued
     if state.queued >= limit:
         raise LimitExceeded("too many requests wait already", queued=state.queued, limit=limit)
-    _join(state, session, pool, pool.waiting, waiting)
+    _join(state, session, pool, line, waiting)
 
 
 def _join(state: State, session: Worker, pool: Pool, line: WaitingLine, waiting: Waiting) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from radixkv.commands import Retain
 from radixkv.tree.node import Node, Packed, Root
 from radixkv.types import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from radixkv.engine.host import Copying
 
 
 class Sequence(Struct, eq=False):
@@ -28,6 +32,9 @@ class Sequence(Struct, eq=False):
         chain: chain hash of the last published page, if known.
         retain: the priorities of the pages that it lets go of.
         since_s: running time when it was made, as of the last tick.
+        load, loading: the copy that fills part of the page table, and which entries; until it has ended they are
+            neither cached nor shadows, and of the path only what comes before them is on the device.
+        lost: that copy has failed for good: nothing is left of the sequence but private pages, until it is freed.
     """
 
     pool: str
@@ -48,6 +55,9 @@ class Sequence(Struct, eq=False):
     chain: bytes | None = None
     retain: tuple[Retain, ...] = ()
     since_s: float = 0.0
+    load: Copying | None = None
+    loading: range = range(0)
+    lost: bool = False
 
     @property
     def length(self) -> int:

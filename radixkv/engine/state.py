@@ -11,7 +11,7 @@ from typing import TypeVar, TypeVarTuple
 
 from radixkv.commands import Copy, Granted, Reply, Retire, SessionRecord, Write, failure
 from radixkv.config import Config
-from radixkv.engine import plan
+from radixkv.engine import early, plan
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
@@ -250,8 +250,12 @@ class State:
         return seq, self.pools[seq.pool]
 
     def find(self, session: Worker, identity: int) -> tuple[Sequence, Pool]:
-        """The same, when what was committed has to be published. Errors: StaleHandle."""
+        """The same, when all pages have to be there and what was committed has to be published.
+
+        Errors: StaleHandle, BadRequest (pages are still loading), CopyFailed.
+        """
         seq, pool = found = self.known(session, identity)
+        early.whole(seq)
         if pool.publishing:
             pool.settle(seq)
         return found

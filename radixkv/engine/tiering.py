@@ -5,6 +5,9 @@ out that are on the device alone waits until the host tier has them. It holds no
 anew after every copy that ends, and goes without after ``ROUNDS`` rounds or ``PATIENCE_S``: then cold pages are dropped
 and what is in the host tier is computed again. ``Extend`` and all others never wait: they drop.
 
+A reserve may also be granted while its pages are being loaded (``early.py``). A load that such readers wait for is
+begun again when it fails, under another number, at most ``ROUNDS`` times within ``PATIENCE_S``.
+
 So that reserves seldom have to wait, a reclaimer copies the coldest pages ahead of need (``reclaim``).
 """
 
@@ -15,7 +18,8 @@ from collections.abc import Iterator
 from enum import Enum
 
 from radixkv.allocator.page_states import ABANDON, CACHED, FREE, LOADED, LOADING, SAVE, SAVED, SAVING
-from radixkv.commands import COPY_WAIT_S, Copied, Copy, CopyDone, Retire, Stamp
+from radixkv.commands import COPY_WAIT_S, Copied, Copy, CopyDone, CopyProgress, Retire, Stamp
+from radixkv.engine import early
 from radixkv.engine.host import Copying, CopyRun, HostTier
 from radixkv.engine.pool import LAST_ID, Pool
 from radixkv.evictor.tiering import worth_loading
@@ -54,6 +58,8 @@ class Tiering:
         self._ids = ids
         spec = pool.config.spec
         self._batch_pages = max(1, BATCH_BYTES // (spec.page_bytes * pool.config.ranks))
+        self.again: list[Copying] = []
+        """Loads to be begun again when they are due."""
         self.load_bytes_per_s = 0.0
         """As measured, the later loads counting for more; 0: none yet."""
 
@@ -72,13 +78,13 @@ class Tiering:
             return below
         return Match(below.node, 0, None, 0, [])
 
-    def fetch(self, match: Match, below: Match, need: int) -> First:
+    def fetch(self, match: Match, below: Match, need: int, by_layer: bool = False) -> First:
         """Begin the copies that come before ``need`` device pages are taken for a prompt.
 
         ``match``, ``below``: what there is of it on the device, and behind that in the host tier alone; the latter's
         pages are part of ``need``.
         """
-        if any(node.holders for node in _matched(below)):
+        if any(node.holders for node in early.matched(below)):
             return First.COPIES  # somebody else's copy holds it: it comes, or this one's turn does
         short = need - self.pool.pages.counts[FREE]
         if not below.pages and (short <= 0 or not _dirty(self._coldest(short, match))):
@@ -88,7 +94,7 @@ class Tiering:
         if _dirty(victims) and self._save(victims, below.pages, guard):
             return First.COPIES
         if below.pages:
-            self._load(guard, below.pages)
+            self._load(guard, below.pages, by_layer)
             return First.COPIES
         self._let_go([guard])
         return First.A_NEW_PLAN
@@ -209,7 +215,7 @@ class Tiering:
         self.pool.order.add(tail)
         return tail
 
-    def _load(self, end: Node, count: int) -> None:
+    def _load(self, end: Node, count: int, by_layer: bool) -> None:
         """Copy the last ``count`` pages of a held path to the device. There are as many device pages to be had."""
         parts, node = [], end
         while not node.pages and node.parent is not None:
@@ -219,14 +225,24 @@ class Tiering:
         self.host.leaving_pages += count
         device = self.pool.take_to_fill(count, _root(end))
         self.host.pages.move(sources, CACHED, SAVE)
-        self._begin(Copying(next(self._ids), False, [CopyRun(end, device, sources)]))
+        self._begin(Copying(next(self._ids), False, [CopyRun(end, device, sources)], by_layer=by_layer))
 
     def _begin(self, copying: Copying) -> None:
         self.host.copies[copying.id] = copying
+        self._ask(copying)
+
+    def _ask(self, copying: Copying) -> None:
         device = b"".join(run.device.tobytes() for run in copying.runs)
         host = b"".join(run.host.tobytes() for run in copying.runs)
         sources, targets = (device, host) if copying.to_host else (host, device)
-        self._effects.append(Copy(copying.id, self.pool.name, sources, targets, copying.to_host))
+        self._effects.append(Copy(copying.id, self.pool.name, sources, targets, copying.to_host, copying.by_layer))
+
+    def begin_again(self, now: float) -> None:
+        """What is due. The process that failed is gone: nobody but the next one writes to the same targets."""
+        for copying in [one for one in self.again if one.due <= now]:
+            self.again.remove(copying)
+            if self.host.copies.get(copying.id) is copying:
+                self._ask(copying)
 
     # -- copies end -----------------------------------------------------------------------------------------------
 
@@ -235,23 +251,44 @@ class Tiering:
         ok = outcome.ok
         host, counters = self.host, self.pool.counters
         del host.copies[copying.id]
+        if not ok:
+            counters["failed_copies"] += 1
+            host.rests_until = now + REST_S
+            if copying.readers and self._is_begun_again(copying, now):
+                return
         for run in copying.runs:
             if copying.to_host:
                 self._saved(run, ok)
             else:
-                self._loaded(run, ok)
+                self._loaded(run, ok, copying)
         if ok and not copying.to_host and outcome.seconds > 0:
             config = self.pool.config
             speed = copying.pages * config.spec.page_bytes * config.ranks / outcome.seconds
             self.load_bytes_per_s += (speed - self.load_bytes_per_s) * (_NEW if self.load_bytes_per_s else 1.0)
         if ok:
             counters["saved_pages" if copying.to_host else "loaded_pages"] += copying.pages
-        else:
-            counters["failed_copies"] += 1
-            host.rests_until = now + REST_S
         self._let_go(copying.ends)
         self.pool.gained = True
         self.pool.copied = bool(self.pool.fetching)
+
+    def _is_begun_again(self, copying: Copying, now: float) -> bool:
+        """The same once more, under another number: at once, or after a rest if it has failed before."""
+        if copying.tries == 1:
+            copying.since = copying.due = now
+        elif copying.tries < ROUNDS and now < copying.since + PATIENCE_S:
+            copying.due = now + REST_S
+        else:
+            return False
+        copying.tries += 1
+        copying.id = next(self._ids)
+        self.host.copies[copying.id] = copying
+        self.again.append(copying)
+        return True
+
+    def progress(self, copying: Copying, outcome: CopyProgress) -> None:
+        """So many layers are there; that they were once is still so when the load is begun again."""
+        copying.layers = max(copying.layers, min(outcome.layers, self.pool.config.spec.layers))
+        self.pool.arriving.news = True
 
     def _saved(self, run: CopyRun, ok: bool) -> None:
         host = self.host
@@ -267,7 +304,7 @@ class Tiering:
             here, packed = packed[-node.page_count :], packed[: -node.page_count]
             host.cover(node, here.tobytes())
 
-    def _loaded(self, run: CopyRun, ok: bool) -> None:
+    def _loaded(self, run: CopyRun, ok: bool, copying: Copying) -> None:
         """Runs that somebody has computed meanwhile are on the device already, in other pages."""
         host, pool = self.host, self.pool
         host.pages.move(run.host, SAVING, SAVED)
@@ -279,9 +316,15 @@ class Tiering:
             if ok and not node.pages:
                 placed.append((node, here))
             else:
-                unused += here
+                unused += early.shade(pool, node, here, copying) if ok and copying.readers else here
         for node, pages in reversed(placed):
             self._surface(node, pages)
+        if copying.readers:
+            if ok:
+                early.arrived(copying)
+            else:
+                early.lose(pool, copying)
+            pool.arriving.news = True
         if unused:
             pool.writes.append(Retire(pool.name, pool.pages.give(unused, LOADING, ABANDON)))
 
@@ -324,16 +367,6 @@ class Tiering:
 def _dirty(victims: list[Victim]) -> int:
     """How many of these pages are on the device alone."""
     return sum(pages for node, pages in victims if not node.host)
-
-
-def _matched(below: Match) -> list[Node]:
-    """The runs that are matched in the host tier, the end first."""
-    found = [] if below.inside is None else [below.inside]
-    node = below.node
-    while below.pages and not node.pages and node.parent is not None:
-        found.append(node)
-        node = node.parent
-    return found
 
 
 def _root(node: Node) -> Root:

@@ -6,13 +6,13 @@ import heapq
 from collections import OrderedDict
 from typing import NamedTuple
 
-from radixkv.commands import Prefetch, Reserve
+from radixkv.commands import Prefetch, Reserve, WaitLoaded
 
 
 class Waiting(NamedTuple):
     session: int
     request: int
-    body: Reserve | Prefetch
+    body: Reserve | Prefetch | WaitLoaded
     since: float
     until: float
     deadline: float
@@ -26,6 +26,8 @@ class WaitingLine:
         self._line: OrderedDict[tuple[int, int], Waiting] = OrderedDict()
         self._ends: list[tuple[float, int, int]] = []
         """Heap of (until, session, request); those that have left the line are skipped."""
+        self.news = False
+        """Something has happened that some in the line may be waiting for."""
 
     def __len__(self) -> int:
         return len(self._line)

@@ -96,6 +96,26 @@ class Tiers:
         (self.below,) = self.host.order
 
 
+class Early:
+    """Session 1 computes A; of session 2's D C the first page is on the device and the second one being loaded."""
+
+    def __init__(self):
+        self.pair = pair = Tiered(small_config(8, host_pages=8, reclaim_pages=0))
+        worker, other = Worker(pair), Worker(pair)
+        worker.cache([*D, *C])
+        worker.cache(A)
+        worker.reserve([*D, 9])  # holds D
+        assert worker.try_reserve([9] * 4 * 5) is None  # four pages are free: C has to leave
+        pair.finish()
+        worker.free(Held(worker.next_seq - 1, pair.late(worker.session)))
+        other.reserve([*D, *C, 9], early=True)
+        self.engine = pair.real
+        self.pool = self.engine.pools["a"]
+        self.seq = pair.sequences(2)[1]
+        (self.load,) = self.pool.host.copies.values()
+        assert self.seq.loading == range(1, 2)
+
+
 class Flying:
     """Session 1 computes A, session 2 B; 2 waits for 1's A, and 3 for 2's B."""
 
@@ -570,6 +590,36 @@ def what_is_in_the_host_tier_alone_is_miscounted(world):
     world.host.only_pages -= 1
 
 
+@breaks("I11", "and knows", Early)
+def a_sequence_does_not_know_which_pages_are_loading(world):
+    world.seq.loading = range(1)
+
+
+@breaks("I11", "no copy fills its pages", Early)
+def a_sequence_forgets_the_copy(world):
+    world.seq.load = None
+
+
+@breaks("I11", "will not tell it of its end", Early)
+def a_copy_forgets_its_reader(world):
+    world.load.readers.clear()
+
+
+@breaks("I11", "readers that are over", Early)
+def a_reader_is_not_taken_off_the_copy(world):
+    del world.engine.sessions.find_quietly(2).sequences[1]
+
+
+@breaks("I11", "another copy fills its pages", Early)
+def a_copy_fills_other_pages(world):
+    world.load.runs[0].device[0] = world.pool.pages.free.ids()[0]
+
+
+@breaks("I7", "not on the device and not loading", Early)
+def a_path_reaches_into_the_host_tier(world):
+    world.seq.loading = range(0)
+
+
 @breaks("I24", "too many are in the host tier alone", Tiers)
 def the_host_tier_is_overfull(world):
     world.pair.finish_all()
@@ -630,7 +680,7 @@ def test_damage_is_caught_by_name(make, damage, name, message, monkeypatch):
     assert [said for named, said in broken if named == name and message in said], broken[:8]
 
 
-@pytest.mark.parametrize("make", [World, Tiers])
+@pytest.mark.parametrize("make", [World, Tiers, Early])
 def test_a_sound_engine_passes(make):
     assert invariants.check(make().engine) is None
 
