@@ -188,7 +188,7 @@ def _seen(row: int, length: int, query: int, queries: int, terms: Terms) -> tupl
 
     def sees(token: int) -> bool:
         in_tree = token < first or bool(tree[query, token - first]) if tree is not None else token <= first + query
-        return in_tree and position(first + query) - position(token) < terms.get("window", length + 1)
+        return in_tree and position(first + query) - position(token) < terms.get("window", INF)
 
     seen = [token for token in range(length) if sees(token)]
     return seen, torch.tensor([position(first + query) - position(token) for token in seen], dtype=torch.float64)
