@@ -23,6 +23,22 @@ def check_engine(config: Any) -> None:
         )
 
 
+def check_zero_copy(config: Any, kv_cache_config: Any) -> None:
+    """What computing in radixkv's pages needs besides. Errors: ValueError."""
+    wrong = {
+        "on a CPU": config.device_config.device_type != "cpu",
+        "with one worker, in the process of its scheduler (executor uni)": (
+            config.parallel_config.world_size != 1 or config.parallel_config.distributed_executor_backend != "uni"
+        ),
+        "with enable_prefix_caching": not config.cache_config.enable_prefix_caching,
+        "without async scheduling": config.max_concurrent_batches != 1,
+        "with blocks outermost in memory": kv_cache_config.kv_cache_layout not in (None, "BLHNC"),
+    }
+    missing = [what for what, is_wrong in wrong.items() if is_wrong]
+    if missing:
+        raise ValueError(f"zero copy serves engines {', '.join(missing)}")
+
+
 def page_spec(kv_cache_config: Any) -> KVSpec:
     """What a page has to hold. Errors: ValueError for models of more than one kind of attention; ConfigError."""
     groups = kv_cache_config.kv_cache_groups
@@ -52,8 +68,13 @@ def engine_settings(config: Any, kv_cache_config: Any, version: str) -> dict[str
         "architecture": model.hf_config.to_dict(),
         "max_model_len": model.max_model_len,  # some kinds of rope depend on it
         "load_format": [config.load_config.load_format, model.seed if config.load_config.load_format == "dummy" else 0],
-        "attention": [str(config.attention_config.backend), kv_cache_config.kv_cache_layout],
+        "attention": [str(config.attention_config.backend), inside_a_block(kv_cache_config.kv_cache_layout)],
         "cache": [config.cache_config.cache_dtype, str(group.kv_cache_spec), group.layer_names],
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
         "device": config.device_config.device_type,
     }
+
+
+def inside_a_block(layout: str | None) -> str:
+    """Of a layout such as LBHNC, axes outermost first, what lies inside a block: HNC."""
+    return "".join(axis for axis in layout or "" if axis not in "LB")

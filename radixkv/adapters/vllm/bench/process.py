@@ -11,8 +11,8 @@ from typing import Any
 
 from radixkv.errors import RadixKVError
 
-ANSWER_S = 300.0
-"""So long an engine may take for one answer; then it is killed."""
+ANSWER_S = 900.0
+"""So long an engine may take to start, or for one answer, on a busy machine; then it is killed."""
 LOG_CHARACTERS = 4000
 CHILD = "radixkv.adapters.vllm.bench.child"
 ALONE = {
