@@ -1,7 +1,7 @@
 """What stands for a worker's kernels in tests over the fake driver, where an address of the device is one of the CPU's.
 
 Torch and numpy read and write device memory by its address, and rows are copied at once. As a pytest plugin
-(``-p tests.cuda.on_fake``), and imported by processes that tests start; ``suites.environment`` has what else it takes.
+(``-p tests.cuda.on_fake``), and imported by processes that tests start; ``suites.environment`` has the rest.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ def _rows(memory: CudaPoolMemory) -> Any:
     return signed.view({2: np.uint16, 4: np.uint32}[signed.itemsize])
 
 
+left_to_the_caller = CudaPoolMemory.copy_rows
+"""As it is without this."""
 CudaPoolMemory._buffer = bytes_of
 CudaPoolMemory._rows = property(_rows)
 CudaPoolMemory.copy_rows = PoolMemory.copy_rows

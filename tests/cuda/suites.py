@@ -6,6 +6,8 @@ import mmap
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from enum import IntEnum
 from pathlib import Path
 
@@ -44,8 +46,9 @@ class Control:
     def __setitem__(self, word: int, value: int) -> None:
         self._words[word] = value
 
-    def clear(self) -> None:
-        for word in range(Word.WORDS):
+    def release(self) -> None:
+        """Nothing is held back, nothing fails, nobody lingers."""
+        for word in (Word.HOLD, Word.FAIL_IN, Word.FAIL_CODE, Word.MEMORY_MIB, *range(Word.LINGER, Word.WORDS)):
             self._words[word] = 0
 
     def holders(self) -> set[int]:
@@ -63,3 +66,28 @@ def build(folder: Path) -> None:
     for name, source in _LIBRARIES.items():
         out = ["-o", str(folder / name), str(SOURCES / source), "-ldl"]
         subprocess.run([*command, f"-Wl,-soname,{name}", *out], check=True)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For processes that shall find the fake drivers, built in ``folder``, and put pools on their devices."""
+    build(folder)
+    Control(folder / "control")
+    path = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return os.environ | {
+        "LD_LIBRARY_PATH": ":".join(path),
+        "FAKE_CUDA_CONTROL": str(folder / "control"),
+        "FAKE_CUDA_DEVICES": "4",
+        "RADIXKV_TEST_DEVICE": "cuda",
+    }
+
+
+def main(command: list[str]) -> int:
+    """Run a command so. ``pytest``: with the plugin that reads pages by their address."""
+    if command[:1] == ["pytest"]:
+        command = [sys.executable, "-m", "pytest", "-p", "tests.cuda.on_fake", *command[1:]]
+    with tempfile.TemporaryDirectory(prefix="radixkv-") as folder:
+        return subprocess.run(command, env=environment(Path(folder)), check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
