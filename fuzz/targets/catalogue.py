@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuzz.registry import Fuzzer
 from fuzz.targets.allocator import AllocatorTarget
 from fuzz.targets.engine import EngineTarget
+from fuzz.targets.events import EventsTarget
 from fuzz.targets.evictor import EvictorTarget
 from fuzz.targets.priorities import PrioritiesTarget
 from fuzz.targets.recovery import RecoveryTarget
@@ -71,6 +72,14 @@ FUZZERS = {
             "the daemon and its copier die with pages in two tiers, some of them on their way",
             TieredRecoveryTarget,
             wanted={"cut": 100, "restart": 20, "host only": 5},
+        ),
+        Fuzzer(
+            "events",
+            "routers that lose batches, ask for them and come late, against what the engine has and a lookup finds",
+            EventsTarget,
+            lives=300,
+            smoke_steps=9_000,
+            wanted={"batch": 1000, "replay": 25, "whole": 50, "settled": 200, "found": 60, "restart": 20},
         ),
         Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),
         Fuzzer("tree", "the prefix tree with each policy of eviction against a dict of token tuples", TreeTarget),

@@ -64,8 +64,10 @@ class Feed:
         """Places and writes taken since the last turn."""
         self._folding: Iterator[Slice] | None = ledger.everything()
         """Of what is being told, the rest. What the daemon has found comes before all else."""
-        self.begun = False
-        """Whether that has been told."""
+        self._wanted = False
+        """Somebody needs everything: it is begun between two writes, when no path is half gone."""
+        self._fresh: Whole | None = None
+        """Begun, and nobody has it yet."""
         self._whole: weakref.ref[Whole] | None = None
 
     # -- batches ----------------------------------------------------------------------------------------------------
@@ -94,6 +96,8 @@ class Feed:
             done += looked
             if encoded:
                 messages.append(self._publish(self._codec.batch(timestamp, encoded)))
+            if self._wanted and self._folding is None:
+                self._begin_whole(timestamp)
             if self.backlog_bytes <= BACKLOG_BYTES or done >= owed:
                 return messages
 
@@ -101,7 +105,9 @@ class Feed:
         """The events of about a batch, and how many places and writes have been looked at, not counting sweeps."""
         encoded: list[bytes] = []
         tokens, before = 0, self._ledger.looked
-        while (self._folding or self._backlog) and tokens < self._tokens and self._ledger.looked - before < TURN_LOOKS:
+        while tokens < self._tokens and self._ledger.looked - before < TURN_LOOKS:
+            if self._folding is None and (self._wanted or not self._backlog):
+                break
             tokens += self._encode(self._step(), encoded)
         looked = self._ledger.looked - before
         if self._ledger.sweeping:
@@ -115,7 +121,7 @@ class Feed:
             self._folding = self._ledger.fold(write)
         found = next(self._folding, None)
         if found is None:
-            self._folding, self.begun = None, True
+            self._folding = None
         return found or []
 
     def _encode(self, events: Slice, encoded: list[bytes]) -> int:
@@ -145,17 +151,20 @@ class Feed:
         """Whether the ring has all that a subscriber lacks from here on: also if that is all since the beginning."""
         return (self.oldest <= sequence or self.oldest == self.first) and sequence <= self.next
 
-    def whole(self, timestamp: float) -> Whole | None:
+    def whole(self) -> Whole | None:
         """Everything, for who needs it now: the one that others are waiting for or are being sent, if the ring has what
-        follows it. None: not before the beginning is told."""
-        if not self.begun:
-            return None
-        found = self._whole() if self._whole is not None else None
-        if found is None or found.at + 1 < self.oldest:
-            found = Whole(self.next - 1, self._ledger.everything(), self._codec, timestamp)
-            self._whole = weakref.ref(found)
-            self.wholes += 1
+        follows it. None: it is begun with a coming turn."""
+        found = self._fresh or (self._whole() if self._whole is not None else None)
+        if found is not None and found.at + 1 < self.oldest:
+            found = None
+        self._fresh, self._wanted = None, found is None
         return found
+
+    def _begin_whole(self, timestamp: float) -> None:
+        self._fresh = Whole(self.next - 1, self._ledger.everything(), self._codec, timestamp)
+        self._whole = weakref.ref(self._fresh)
+        self._wanted = False
+        self.wholes += 1
 
 
 class Whole:
@@ -168,6 +177,7 @@ class Whole:
         self._slices = slices
         self._codec = codec
         self._growing = codec.long_batch(timestamp)
+        self.go_on()  # the first slice says what is part of it
 
     def go_on(self) -> None:
         """A slice."""
@@ -187,14 +197,14 @@ class Replay:
         self._begun = False
         self._whole: Whole | None = None
 
-    def message(self, timestamp: float) -> Message | None:
-        """What is to be sent next, the same until ``sent``; END: nothing more. None: a slice of work was done instead.
+    def message(self) -> Message | None:
+        """What is to be sent next, the same until ``sent``; END: nothing more. None: not known yet, ask again.
 
         Who is slower than the ring gets what is left of it, and sees the hole.
         """
         feed = self._feed
         if not self._begun and self._whole is None and not feed.reaches(self._at):
-            self._whole = feed.whole(timestamp)
+            self._whole = feed.whole()
             if self._whole is None:
                 return None
         if self._whole is not None:

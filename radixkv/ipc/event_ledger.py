@@ -14,8 +14,8 @@ remembers of each place what the descriptor table says of it, so that it can als
 The tree has a content at most once in a tier, so a block that is removed from a tier is not there any more.
 
 Everything is done in *slices* whose work has a bound (``Sizes``), whatever the size of a write or of the pool. After
-each slice what the ledger knows is what it has told. What a sweep has not reached yet is told as stored meanwhile; a
-content cannot come back under the same name before its last page has left, and that is told in any case.
+each slice what the ledger knows is what it has told. What a sweep has not reached yet is no part of ``everything``, and
+is told to be removed later all the same. A content cannot come back under the same name before its last page has left.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Ledger:
         if not len(places):
             return []
         for telling in self._tellings:
-            telling.keep(places, self._contents, self._scopes)
+            telling.keep(places)
         self._stored[places] = False
         upper = places < self._device_pages
         tiers = ((DEVICE, places[upper]), (HOST, places[~upper]))
@@ -217,19 +217,20 @@ class Ledger:
     # -- everything -----------------------------------------------------------------------------------------------
 
     def everything(self) -> Iterator[Slice]:
-        """All that is stored, parents first, as it is at the first slice: what is folded meanwhile does not change it.
+        """All that can be found, parents first, as it is at the first slice: what is folded meanwhile does not change
+        it. To be begun between two writes.
 
         Contents are looked up when it is their turn, and kept aside when they leave before.
         """
         names = dict(self._names)
-        telling = Telling(self._stored.copy(), self._contents)
+        telling = Telling(self._stored.copy(), self._contents, self._scopes, self._gone_scopes())
         self._tellings.append(telling)
         try:
             yield [Cleared()]
             for tier, first, end in ((DEVICE, 0, self._device_pages), (HOST, self._device_pages, len(self._stored))):
                 for looked, places in telling.in_order(first, end, self._sizes.sorted, self._most):
                     self.looked += looked
-                    contents, scopes = telling.take(places, self._contents, self._scopes)
+                    contents, scopes = telling.take(places)
                     yield self._told(tier, contents, scopes, names)
         finally:
             self._tellings.remove(telling)

@@ -64,30 +64,33 @@ class Contents:
 
 
 class Telling:
-    def __init__(self, untold: NDArray[Any], contents: Contents) -> None:
-        """``untold``: bool, places whose turn is yet to come."""
+    def __init__(self, untold: NDArray[Any], contents: Contents, scopes: NDArray[Any], over: NDArray[Any]) -> None:
+        """``untold``: bool, places whose turn is yet to come, but for those of the scopes that are ``over``."""
         self._untold = untold
         self._contents = contents
+        self._scopes = scopes
+        self._over = over
         self._kept: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
         """Contents, scopes and serials of those that have left meanwhile."""
         self._left: NDArray[Any] = np.zeros((len(untold), 2), np.int32)
         """Of each place: its entry there, counted from 1 (0: it has not left), and the row in that."""
 
-    def keep(self, places: Places, contents: Contents, scopes: NDArray[Any]) -> None:
+    def keep(self, places: Places) -> None:
         """These are about to leave."""
         leaving = places[self._untold[places] & (self._left[places, 0] == 0)]
         if len(leaving):
-            self._kept.append((contents.of(leaving), scopes[leaving], contents.serials[leaving]))
+            contents = self._contents
+            self._kept.append((contents.of(leaving), self._scopes[leaving], contents.serials[leaving]))
             self._left[leaving, 0] = len(self._kept)
             self._left[leaving, 1] = np.arange(len(leaving))
 
-    def take(self, places: Places, contents: Contents, scopes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def take(self, places: Places) -> tuple[NDArray[Any], NDArray[Any]]:
         """It is their turn: contents and scopes."""
-        found, found_scopes = contents.of(places), scopes[places]
+        found, scopes = self._contents.of(places), self._scopes[places]
         for at, (entry, row) in self._gone(places):
-            found[at], found_scopes[at] = self._kept[entry][0][row], self._kept[entry][1][row]
+            found[at], scopes[at] = self._kept[entry][0][row], self._kept[entry][1][row]
         self._untold[places] = False
-        return found, found_scopes
+        return found, scopes
 
     def in_order(self, first: int, end: int, looked: int, told: int) -> Iterator[tuple[int, Places]]:
         """The places from ``first`` to ``end``, by their serials, and how many were looked at for that.
@@ -98,9 +101,13 @@ class Telling:
         for begin in range(first, end, looked):
             part = slice(begin, min(begin + looked, end))
             places = np.flatnonzero(self._untold[part]) + begin
-            serials = self._contents.serials[places]
+            serials, scopes = self._contents.serials[places], self._scopes[places]
             for at, (entry, row) in self._gone(places):
-                serials[at] = self._kept[entry][2][row]
+                serials[at], scopes[at] = self._kept[entry][2][row], self._kept[entry][1][row]
+            if len(self._over):
+                wanted = ~np.isin(scopes, self._over)
+                self._untold[places] = wanted
+                places, serials = places[wanted], serials[wanted]
             order = np.argsort(serials)
             if len(places):
                 runs.append(_Run(serials[order], places[order]))

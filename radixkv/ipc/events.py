@@ -33,14 +33,16 @@ from radixkv.ipc.event_feed import BOOT_SHIFT, Feed, Message
 from radixkv.ipc.event_ledger import Ledger, Sizes
 
 END = b"\xff" * 8
-REPLAYS = 16
-"""Replays that may be under way; further ones are dropped, and asked for again."""
+REPLAYS = 256
+"""Replays that may be under way, each little more than a number; further ones are dropped."""
 REPLAY_PATIENCE_S = 5.0
 """How long one whose peer takes nothing is kept."""
 
 _REPLAY_QUEUE = 64
 _REPLAY_BATCHES = 16
 """Sent in one go."""
+_REQUESTS = 16
+"""Read in one go."""
 _RETRY_S = 0.005
 _NOBLOCK = int(zmq.NOBLOCK)
 _WITH_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -89,7 +91,7 @@ class Events:
         socket = self._context.socket(kind)
         options = [(zmq.LINGER, _LINGER_MS), (zmq.SNDHWM, queue), (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)]
         if kind == zmq.ROUTER:
-            options += [(zmq.ROUTER_MANDATORY, 1), (zmq.RCVHWM, REPLAYS), (zmq.MAXMSGSIZE, _REQUEST_BYTES)]
+            options += [(zmq.ROUTER_MANDATORY, 1), (zmq.RCVHWM, _REQUESTS), (zmq.MAXMSGSIZE, _REQUEST_BYTES)]
         for option, value in options:
             socket.setsockopt(option, value)
         try:
@@ -157,7 +159,7 @@ class Events:
     # -- replays ----------------------------------------------------------------------------------------------------
 
     def _take_replays(self, socket: zmq.Socket[bytes], now: float) -> None:
-        for _ in range(REPLAYS):
+        for _ in range(_REQUESTS):
             if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
             frames = socket.recv_multipart(_NOBLOCK)
@@ -198,7 +200,7 @@ class Events:
     def _go_on(self, socket: zmq.Socket[bytes], replay: _Replay) -> bool:
         """Whether it is over. Errors: zmq.Again when the peer's queue is full."""
         for _ in range(_REPLAY_BATCHES):
-            message = replay.batches.message(time.time())
+            message = replay.batches.message()
             if message is None:
                 return False
             if message is event_feed.END:

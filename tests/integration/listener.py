@@ -1,22 +1,21 @@
-"""A router by hand: subscribes, asks for what it missed, and knows what it was told, read with the msgpack package."""
+"""A router by hand: subscribes, asks for what it missed, and knows what it was told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import msgpack
 import zmq
 
-END = 2**64 - 1
-ORDER = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys")
+from fuzz.model.router import END, Router
+
 WAIT_MS = 10_000
 
 
-class Listener:
-    """``tokens(prompt, medium)`` is how much of a prompt it believes to be cached there."""
+class Listener(Router):
+    """``tokens(prompt)`` is how much of a prompt it believes to be cached, per tier."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, queue: int = 100_000) -> None:
+        super().__init__()
         self._context = zmq.Context()
         self._subscriber = self._context.socket(zmq.SUB)
         self._asker = self._context.socket(zmq.DEALER)
@@ -26,13 +25,7 @@ class Listener:
         self._subscriber.setsockopt(zmq.SUBSCRIBE, b"")
         self._subscriber.connect(endpoint)
         self._asker.connect(replay_endpoint)
-        self.last = -1
         self.holes = 0
-        self.blocks: dict[str, dict[Any, tuple[Any, tuple[int, ...]]]] = {}
-        self.forget()
-
-    def forget(self) -> None:
-        self.blocks = {"GPU": {}, "CPU": {}}
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -45,9 +38,7 @@ class Listener:
             return False
         _, number, batch = self._subscriber.recv_multipart()
         sequence = int.from_bytes(number, "big")
-        if sequence > self.last:
-            self.holes += sequence != self.last + 1
-            self._take(sequence, batch)
+        self._believe(sequence, batch)
         return True
 
     def ask(self, start: int) -> None:
@@ -74,43 +65,12 @@ class Listener:
                 assert batch == b""
                 return came
             came.append(sequence)
-            if sequence > self.last:
-                self._take(sequence, batch)
+            self._believe(sequence, batch)
 
-    def _take(self, sequence: int, batch: bytes) -> None:
-        self.last = sequence
-        _, events, _ = msgpack.unpackb(batch)
-        for event in events:
-            fields = (
-                event if isinstance(event, dict) else {"type": event[0], **dict(zip(ORDER, event[1:], strict=False))}
-            )
-            if fields["type"] == "AllBlocksCleared":
-                self.forget()
-            elif fields["type"] == "BlockRemoved":
-                medium = event["medium"] if isinstance(event, dict) else event[2]
-                for block in fields["block_hashes"]:
-                    del self.blocks[medium][block]
-            else:
-                self._store(fields)
-
-    def _store(self, fields: dict[str, Any]) -> None:
-        parent, size, medium = fields["parent_block_hash"], fields["block_size"], fields["medium"]
-        for place, block in enumerate(fields["block_hashes"]):
-            assert block not in self.blocks[medium]
-            self.blocks[medium][block] = parent, tuple(fields["token_ids"][place * size : (place + 1) * size])
-            parent = block
-
-    # -- believing ------------------------------------------------------------------------------------------------
-
-    def tokens(self, prompt: list[int], page_size: int = 4) -> tuple[int, int]:
-        """(device, host): found on the device from the beginning, and behind that in the host tier."""
-        children = {key: block for tier in ("CPU", "GPU") for block, key in self.blocks[tier].items()}
-        found, parent = {"GPU": 0, "CPU": 0}, None
-        for at in range(0, len(prompt) - page_size + 1, page_size):
-            block = children.get((parent, tuple(prompt[at : at + page_size])))
-            if block is None:
-                break
-            tier = "GPU" if block in self.blocks["GPU"] and not found["CPU"] else "CPU"
-            found[tier] += page_size
-            parent = block
-        return found["GPU"], found["CPU"]
+    def _believe(self, sequence: int, batch: bytes) -> None:
+        """Also behind a hole, which is counted."""
+        if sequence > self.last:
+            if sequence != self.last + 1:
+                self.holes += 1
+                self.last = sequence - 1
+            assert self.take(sequence, batch) and not self.unknown

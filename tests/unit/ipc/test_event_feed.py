@@ -8,12 +8,12 @@ from typing import Any
 import msgpack
 import pytest
 
-from radixkv.commands import Assign, NamespaceRecord, Publish, Retire, Write
+from radixkv.commands import Assign, Copied, NamespaceRecord, Publish, Retire, Write
 from radixkv.config import EventsConfig, KVSpec, PoolConfig
 from radixkv.hashing import chain
 from radixkv.ipc import event_feed
 from radixkv.ipc.event_feed import END, TURN_LOOKS, Feed, Replay
-from radixkv.ipc.event_ledger import Ledger, Sizes
+from radixkv.ipc.event_ledger import Cleared, Ledger, Removed, Sizes
 
 PAGES, NAMESPACES, PAGE_TOKENS = 40_000, 40, 1
 POOL = PoolConfig(spec=KVSpec(layers=1, kv_heads=1, head_dim=1, page_size=PAGE_TOKENS), pages=PAGES)
@@ -106,17 +106,68 @@ def test_the_end_of_all_epochs_is_told_a_slice_at_a_time_and_does_not_hold_up_th
     assert len(looked) < PAGES / SIZES.hashes + 2 * PAGES / SIZES.swept
 
 
+def test_a_namespace_that_ends_during_a_sweep_is_swept_as_well(told: Told) -> None:
+    """Also what lies before the place where the sweep is."""
+    list(told.turns())
+    told.feed.take([NamespaceRecord(POOL.name, NAMESPACES - 1, 2, b"")])
+    for _ in range(PAGES // SIZES.swept // 2):
+        told.turn()
+    assert len(told.router.blocks) == PAGES
+    told.feed.take([NamespaceRecord(POOL.name, 0, 2, b"")])
+    list(told.turns())
+    assert len(told.router.blocks) == PAGES - 2 * PAGES // NAMESPACES
+
+
+def test_what_is_over_is_not_told_again_by_a_copy_nor_by_a_snapshot() -> None:
+    """The sweep has not been there yet."""
+    pool = PoolConfig(spec=POOL.spec, pages=8, host_pages=8)
+    ledger = Ledger(pool, SIZES)
+    for write in [NamespaceRecord(POOL.name, 0, 1, b""), *prompt(0, 0, 4), NamespaceRecord(POOL.name, 0, 2, b"")]:
+        list(ledger.fold(write))
+    assert ledger.sweeping
+    assert [*ledger.fold(Copied(pool.name, pack([0, 1]), pack([8, 9])))] == [[]]
+    assert [event for events in ledger.everything() for event in events] == [Cleared()]
+    (removed,) = ledger.sweep()
+    assert isinstance(removed, Removed) and len(removed.hashes) == 4 * 16
+    assert not ledger.sweeping
+
+
+def test_a_snapshot_has_what_leaves_before_its_turn_and_not_what_comes_instead() -> None:
+    ledger = Ledger(POOL, SIZES)
+    for write in prompt(0, 0, 4):
+        (told,) = ledger.fold(write)
+    telling = ledger.everything()
+    assert next(telling) == [Cleared()]
+    for write in [Retire(POOL.name, pack(range(4))), *prompt(1, 0, 4)]:
+        list(ledger.fold(write))
+    assert [event for events in telling for event in events] == told
+
+
+def test_a_snapshot_is_not_begun_while_a_path_is_half_gone(told: Told) -> None:
+    list(told.turns())
+    told.feed.take([Retire(POOL.name, pack(range(PAGES // NAMESPACES)))])
+    told.turn()
+    assert PAGES - PAGES // NAMESPACES < len(told.router.blocks) < PAGES
+    replay, router = Replay(told.feed, 0), Router()
+    while (message := replay.message()) is None:
+        told.turn()
+    router.hear(message[1])
+    assert len(router.blocks) == PAGES - PAGES // NAMESPACES
+
+
 def test_everything_for_a_replay_is_made_a_slice_at_a_time_and_once_for_all(told: Told) -> None:
     list(told.turns())
     askers = [(Replay(told.feed, 0), Router()) for _ in range(3)]
+    assert askers[0][0].message() is None, "it is begun with the next turn"
+    told.turn()
     steps, before = 0, told.ledger.looked
-    while askers[steps % 3][0].message(0.0) is None:
+    while askers[steps % 3][0].message() is None:
         assert told.ledger.looked - before <= SIZES.sorted
         steps, before = steps + 1, told.ledger.looked
     assert steps > PAGES / SIZES.tokens
     assert told.feed.wholes == 1
     for replay, router in askers:
-        while (message := replay.message(0.0)) != END:
+        while (message := replay.message()) != END:
             assert message is not None
             router.hear(message[1])
             replay.sent()
@@ -139,7 +190,7 @@ def test_of_too_much_a_turn_does_what_requests_have_brought_twice_and_no_more(
     """Also while what was found at the start is still being told: what waits then is bounded by that."""
     monkeypatch.setattr(event_feed, "BACKLOG_BYTES", 10_000)
     most = 0
-    while not told.feed.begun or told.feed.backlog_bytes > 10_000:
+    while told.ledger._tellings or told.feed.backlog_bytes > 10_000:
         for namespace in range(20):
             told.feed.take(prompt(namespace, namespace * 1000, pages))
         assert told.turn() <= 2 * 20 * 2 * (1 + pages) + ONE_BATCH

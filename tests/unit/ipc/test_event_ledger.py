@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from fuzz.pairs.recovery import Odds, RecoveryPair, Tables
+from fuzz.pairs.told import blocks_of
 from fuzz.targets.engine import EngineTarget, random_config
 from fuzz.targets.tiers import TiersTarget
 from radixkv import commands
@@ -17,7 +18,7 @@ from radixkv.allocator.page_states import CACHED
 from radixkv.config import PoolConfig
 from radixkv.engine.recover import recover
 from radixkv.ipc.event_ledger import Cleared, Event, Ledger, Removed, Sizes, Slice, Stored
-from tests.unit.ipc.routing import Router, blocks_of
+from tests.unit.ipc.routing import Router
 
 TINY = Sizes(tokens=3, hashes=2, swept=5, sorted=4)
 """Every slice is small."""

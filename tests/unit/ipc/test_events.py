@@ -159,7 +159,8 @@ def test_who_takes_nothing_is_given_up_and_others_are_served(publish: Any, tmp_p
         deaf.close()
 
 
-def test_no_more_replays_than_allowed(publish: Any, tmp_path: Path) -> None:
+def test_no_more_replays_than_allowed(publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "REPLAYS", 16)
     told, listener = publish()
     many = [Listener(*places_in(tmp_path)) for _ in range(events.REPLAYS + 4)]
     try:
@@ -168,6 +169,7 @@ def test_no_more_replays_than_allowed(publish: Any, tmp_path: Path) -> None:
             assert told.replay is not None and told.replay.poll(10_000)
             told._take_replays(told.replay, 0.0)
         assert len(told._replays) == events.REPLAYS
+        assert told.statistics()["replays_refused"] == 4
         settle(told)
         assert [len(one.hear_replay()) for one in many[: events.REPLAYS]] == [1] * events.REPLAYS
         assert len(replay(told, listener, 0)) == 1
