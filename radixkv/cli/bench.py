@@ -35,7 +35,9 @@ def vllm(
     model: Annotated[Path | None, Parameter(help="a model's folder; default: the demo's, fetched before")] = None,
     way: Annotated[
         tuple[str, ...],
-        Parameter(help="radixkv, own, offloading or nothing; may be repeated", negative="", show_default=False),
+        Parameter(
+            help="radixkv, in_place, own, offloading or nothing; may be repeated", negative="", show_default=False
+        ),
     ] = (),
     load: LoadFlags | None = None,
     as_json: JsonFlag = False,

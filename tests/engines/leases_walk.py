@@ -2,8 +2,8 @@
 
 ``leases_walk.py ENDPOINT SEED STEPS``. What a model would compute for a block is a number that follows from the tokens
 up to its end; it is written where the block lies, and read again wherever the block is used. Meanwhile another client
-takes pages and gives them back, and invalidates. Half way it prints "half" and waits for a line, so that the daemon can
-be replaced; at the end it prints how often what happened.
+takes pages and gives them back, and invalidates. Half way, within a step, it prints "half" and waits for a line, so
+that the daemon can be replaced, or the session lapse; at the end it prints how often what happened.
 """
 
 import json
@@ -55,6 +55,8 @@ class Walk:
         self.waiting: list[Any] = []
         self.running: list[Any] = []
         self.made = 0
+        self.pause = False
+        self.hits_before = 0
         self.told = {"hits": 0, "preempted": 0, "private": 0, "lost": 0, "finished": 0}
 
     def step(self) -> None:
@@ -92,12 +94,21 @@ class Walk:
         if self.waiting:
             computed += self.admit(self.waiting[0])
         self.leases.begin_step()
+        if self.pause and any(request.num_computed_tokens >= BLOCK for request, _ in computed):
+            self.wait()
         lost = self.leases.lost_blocks()
         for request, new in computed:
             if lost.isdisjoint(self.manager.get_block_ids(request.request_id)[0]):
                 self.compute(request, new)
             else:  # vLLM drops what came of it, and the next step preempts it
                 self.told["lost"] += 1
+
+    def wait(self) -> None:
+        self.pause = False
+        print("half", flush=True)
+        sys.stdin.readline()
+        self.others.clear()  # of a session that is no more
+        self.hits_before = self.told["hits"]
 
     def admit(self, request: Any) -> list[tuple[Any, int]]:
         blocks, hits, _ = self.manager.get_computed_blocks(request)
@@ -223,14 +234,12 @@ def main() -> None:
     walk = Walk(endpoint, seed)
     for _ in range(steps):
         walk.step()
-    print("half", flush=True)
-    sys.stdin.readline()
-    walk.others.clear()  # of a daemon that is no more
-    before = walk.told["hits"]
+    walk.pause = True
     for _ in range(steps):
         walk.step()
+    assert not walk.pause
     walk.end()
-    print(json.dumps({**walk.told, "hits_after": walk.told["hits"] - before}))
+    print(json.dumps({**walk.told, "hits_after": walk.told["hits"] - walk.hits_before}))
 
 
 if __name__ == "__main__":

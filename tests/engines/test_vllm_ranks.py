@@ -17,7 +17,6 @@ from radixkv.adapters.vllm.bench.run import transfer
 from tests.engines.test_vllm import BLOCK, PYTHON, prompt
 
 RANKS = 2
-HEADS = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 POOL = {
     "layers": 3, "kv_heads": 2 // RANKS, "head_dim": 32, "dtype": "float32", "page_size": BLOCK, "pages": 64,
     "ranks": RANKS,
@@ -47,33 +46,14 @@ class Engine(EngineProcess):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=128,
-        intermediate_size=256,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-        **HEADS,
-    )
-    folder = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def daemon(daemon_factory: Any) -> Any:
     return daemon_factory(pools=[POOL])
 
 
 @pytest.fixture(scope="module")
-def first(daemon: Any, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[int], int]]:
+def first(daemon: Any, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[int], int]]:
     """What an engine that is gone said, and how much of it was cached the second time."""
-    engine = Engine(daemon.endpoint, model, tmp_path_factory.mktemp("vllm") / "first.log")
+    engine = Engine(daemon.endpoint, small_model, tmp_path_factory.mktemp("vllm") / "first.log")
     try:
         output, cached = engine.one()
         assert cached == 0
@@ -90,10 +70,10 @@ def test_an_engine_of_two_workers_gets_its_own_tokens_back(first: tuple[list[int
 
 
 def test_a_fresh_engine_of_two_workers_gets_them_too(
-    daemon: Any, model: Path, first: tuple[list[int], int], tmp_path: Path, wait_until: Any
+    daemon: Any, small_model: Path, first: tuple[list[int], int], tmp_path: Path, wait_until: Any
 ) -> None:
     """The pages of both workers: with one of them wrong the output is another one. Then the daemon is killed."""
-    engine = Engine(daemon.endpoint, model, tmp_path / "second.log")
+    engine = Engine(daemon.endpoint, small_model, tmp_path / "second.log")
     try:
         assert engine.one() == (first[0], POSSIBLE)
         with radixkv.connect(daemon.endpoint) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,22 +143,65 @@ def test_it_does_not_start_where_it_could_not_serve(daemon_factory: Any, tmp_pat
         InPlace(daemon.endpoint, tmp_path / "log", own_blocks=10)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_walk_with_vllms_cache_manager(seed: int, daemon_factory: Any) -> None:
-    """No block is used that is not leased, none written by two, and what is in a block is what was computed for it."""
-    pool = {"layers": 1, "kv_heads": 1, "head_dim": 8, "dtype": "float32", "page_size": 4, "pages": 40}
-    daemon = daemon_factory(pools=[pool])
-    command = [PYTHON, Path(__file__).with_name("leases_walk.py"), daemon.endpoint, str(seed), "600"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as walk:
-        assert walk.stdout is not None
-        assert walk.stdin is not None
-        while walk.stdout.readline() not in ("half\n", ""):
+WALKED = {"layers": 1, "kv_heads": 1, "head_dim": 8, "dtype": "float32", "page_size": 4, "pages": 40}
+
+
+@pytest.fixture
+def walk(request: pytest.FixtureRequest, daemon_factory: Any) -> Iterator[tuple[Any, Any]]:
+    """Half way through; its daemon."""
+    daemon = daemon_factory(pools=[WALKED], lease_s=2.0, heartbeat_s=0.2)
+    command = [PYTHON, Path(__file__).with_name("leases_walk.py"), daemon.endpoint, str(request.param), "600"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() not in ("half\n", ""):
             pass
-        daemon.kill()
-        daemon_factory(pools=[pool], endpoint=daemon.endpoint)
-        walk.stdin.write("go on\n")
-        walk.stdin.flush()
-        told = json.loads(walk.stdout.read())
+        yield process, daemon
+        process.kill()
+
+
+def rest_of(walk: Any) -> dict[str, int]:
+    """No block is used that is not leased, none is written by two, and what is in a block is what was computed for it:
+    else the walk ends before it tells."""
+    told: dict[str, int] = json.loads(walk.communicate("go on\n")[0])
     assert walk.returncode == 0
     print(told)
     assert min(told[what] for what in ("hits", "hits_after", "preempted", "private", "finished")) > 0
+    return told
+
+
+@pytest.mark.parametrize("walk", [1, 2], indirect=True)
+def test_a_walk_with_vllms_cache_manager_goes_on_in_another_daemons_memory(walk: Any, daemon_factory: Any) -> None:
+    process, daemon = walk
+    daemon.kill()
+    daemon_factory(pools=[WALKED], endpoint=daemon.endpoint)
+    rest_of(process)
+
+
+@pytest.mark.parametrize("walk", [3, 4], indirect=True)
+def test_what_was_computed_while_the_pages_were_somebody_elses_is_dropped(walk: Any, wait_until: Any) -> None:
+    """The engine stands still in the middle of a step, for longer than its lease; others use its pages meanwhile."""
+    process, daemon = walk
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with radixkv.connect(daemon.endpoint) as client:
+            pool = client.pool()
+            taken: list[radixkv.Sequence] = []
+            wait_until(lambda: not take_a_page(pool, taken) and client.stats().counters["revoked_sessions"], timeout=60)
+            while take_a_page(pool, taken):
+                pass
+            assert len(taken) > 10
+            for seq in taken:
+                seq.free()
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert rest_of(process)["lost"] > 0
+
+
+def take_a_page(pool: radixkv.Pool, taken: list[radixkv.Sequence]) -> bool:
+    """And scribble on it. False: there is none."""
+    try:
+        taken.append(pool.reserve([1, 2, 3, 4], namespace=radixkv.Namespace(str(len(taken)))))
+    except radixkv.OutOfPages:
+        return False
+    pool.keys(0)[int(taken[-1].page_table[0])] = 7.0
+    return True

@@ -64,7 +64,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["stat", "--every", "0"], "every = 0.0 is not allowed"),
         (
             ["bench", "vllm", "--way", "magic"],
-            "way = 'magic' is not allowed; allowed: radixkv, own, offloading, nothing",
+            "way = 'magic' is not allowed; allowed: radixkv, in_place, own, offloading, nothing",
         ),
         (["bench", "vllm", "--questions", "1"], "questions = 1 is not allowed"),
         (["bench", "vllm", "--python", "/no/python"], "python = '/no/python' is not allowed"),

@@ -1,10 +1,10 @@
 """A vLLM engine that does what it is told on stdin, a JSON object a line, and answers on stdout. Runs where vLLM is.
 
 The first line has ``vllm.LLM``'s arguments; the answer is {"ready": true} with versions, or {"error": "..."} and the
-end. Then {"prompts": [[token, ...], ...], "max_tokens": n, "salt": null, "abort": [index, ...]} generates greedily;
-requests of ``abort`` are aborted after the first step, and with "tell" there is a line {"step": 1} after it. The answer
-has [output tokens, cached tokens, finished] for each prompt, when each had its first token, and what the engine and the
-connector still hold.
+end. Then {"prompts": [[token, ...], ...], "max_tokens": n, "salt": null, "lora": [number, folder] or null,
+"abort": [index, ...]} generates greedily; requests of ``abort`` are aborted after the first step, and with "tell" there
+is a line {"step": 1} after it. The answer has [output tokens, cached tokens, finished] for each prompt, when each had
+its first token, and what the engine and the connector still hold.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ def make(settings: dict[str, Any]) -> Any:
 
 def generate(llm: Any, job: dict[str, Any], answers: Any) -> dict[str, Any]:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
     engine = llm.llm_engine
     began = time.perf_counter()
     sampling = {"temperature": 0.0, "max_tokens": job["max_tokens"], "ignore_eos": True, "detokenize": False}
+    lora = LoRARequest(f"lora-{job['lora'][0]}", *job["lora"]) if job.get("lora") else None
     for number, tokens in enumerate(job["prompts"]):
         prompt = {"prompt_token_ids": tokens}
         if job.get("salt") is not None:
             prompt["cache_salt"] = job["salt"]
-        engine.add_request(str(number), prompt, SamplingParams(**sampling))
+        engine.add_request(str(number), prompt, SamplingParams(**sampling), lora_request=lora)
     results: list[Any] = [[[], None, False] for _ in job["prompts"]]
     first_tokens_s: list[float | None] = [None] * len(results)
     aborted = [str(number) for number in job.get("abort", [])]

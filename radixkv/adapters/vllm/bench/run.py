@@ -24,13 +24,16 @@ from radixkv.adapters.vllm.bench.process import EngineError, EngineProcess
 
 KV_BYTES = 1 << 30
 """Of each engine, and of what is beside it."""
+OWN_BYTES = 1 << 28
 BLOCK = 32
 WAYS = {
     "radixkv": "radixkv, vLLM's own prefix cache in front of it",
+    "in_place": "radixkv, computing in its pages (zero copy)",
     "own": "vLLM's own prefix cache",
     "offloading": "vLLM's own prefix cache and its CPU offloading connector",
     "nothing": "no prefix cache",
 }
+CONNECTORS = {"radixkv": "RadixKVConnector", "in_place": "RadixKVZeroCopyConnector"}
 ENGINES = ("first", "fresh")
 
 
@@ -94,11 +97,14 @@ class Bench:
         settings: dict[str, Any] = {"enable_prefix_caching": way != "nothing"}
         if way == "offloading":
             settings["kv_transfer_config"] = offloading()
-        if way != "radixkv":
+        if way not in CONNECTORS:
             yield settings
             return
         with daemon(self.model, folder) as endpoint:
-            yield {**settings, "kv_transfer_config": transfer(endpoint)}
+            config = {**transfer(endpoint), "kv_connector": CONNECTORS[way]}
+            # Blocks of the engine's own lie beside the pages when it computes there.
+            more = OWN_BYTES if way == "in_place" else 0
+            yield {**settings, "kv_transfer_config": config, "kv_cache_memory_bytes": KV_BYTES + more}
 
     def _measure(self, way: str, engine: str, settings: dict[str, Any], folder: Path, found: Findings) -> None:
         given = {"model": str(self.model), "block_size": BLOCK, "kv_cache_memory_bytes": KV_BYTES, **settings}
