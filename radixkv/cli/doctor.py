@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import radixkv
 from radixkv.cli import ask
-from radixkv.cli.checks import kernel, limits, memory, packages, sockets
+from radixkv.cli.checks import cuda, kernel, limits, memory, packages, sockets
 from radixkv.cli.checks.check import Check, fail, ok
 from radixkv.cli.flags import EndpointFlag, JsonFlag, PoolFlags
 from radixkv.cli.serve import configuration
@@ -23,8 +23,8 @@ ANSWER_S = 2.0
 def doctor(*, pools: PoolFlags = PoolFlags(), endpoint: EndpointFlag = None, as_json: JsonFlag = False) -> int:
     """Check this machine and say what to mend.
 
-    Memory, limits, kernel features, sockets and packages are checked against the configuration. Each line begins with
-    ok, warn or fail; what is not ok comes with its fix. Exit code 1 if anything fails.
+    Memory, limits, kernel features, sockets, packages and CUDA are checked against the configuration. Each line begins
+    with ok, warn or fail; what is not ok comes with its fix. Exit code 1 if anything fails.
     """
     checks = examine(pools, endpoint)
     failed = any(check.status == "fail" for check in checks)
@@ -42,7 +42,7 @@ def examine(pools: PoolFlags, endpoint: str | None) -> list[Check]:
         where = endpoints.resolve(config.server.endpoint)
     except ConfigError as error:
         wrong = fail("configuration", error.message, "mend this key; docs/configuration.md has every key")
-        return [wrong, *kernel.checks(), *packages.checks()]
+        return [wrong, *kernel.checks(), *packages.checks(), *cuda.checks(Config(), packages.version_of)]
     answer = _ask(where)
     running, asked = isinstance(answer, dict), bool(pools.pool or pools.config)
     return [
@@ -53,6 +53,7 @@ def examine(pools: PoolFlags, endpoint: str | None) -> list[Check]:
         sockets.directory(where),
         sockets.daemon(where, answer),
         *packages.checks(),
+        *cuda.checks(config, packages.version_of),
     ]
 
 

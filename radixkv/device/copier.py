@@ -39,10 +39,7 @@ class Copier(Protocol):
 
     One that is to be done by layer copies the first layer of all its pages before the second of any.
 
-    A CUDA copier keeps this contract with other means: the host arena is pinned (``cuMemHostRegister``), a direction is
-    a stream of its own, a batch's pages are asynchronous copies followed by an event, and its end is told when the
-    event has happened; it maps the device arena that the daemon exports. To be shown there: that no copy goes on when
-    the process has been reaped.
+    For pools on CUDA devices its process does it with other means (``cuda_copying.py``); the contract is the same.
     """
 
     def submit(self, copy: Copy) -> None:
@@ -63,7 +60,9 @@ class Copier(Protocol):
 
 
 class ProcessCopier:
-    """The copier for CPU memory. The descriptors given stay the caller's and must stay open until ``close``.
+    """The copier of some pools, on a CPU or on CUDA devices.
+
+    The descriptors given stay the caller's and must stay open until ``close``.
 
     Memory: page ids of what has not ended yet, here and in the sockets. As no page is in two copies, that is at most 8
     bytes for every page there is.

@@ -6,7 +6,7 @@ import resource
 
 from radixkv.cli import sizes
 from radixkv.cli.checks.check import Check, fail, ok, warn
-from radixkv.config import Config
+from radixkv.config import Config, PoolConfig
 
 FILES_OF_A_SESSION = 4
 """An attach connection, a pidfd, a socket for verbs and one for heartbeats."""
@@ -20,7 +20,7 @@ def checks(config: Config) -> list[Check]:
     """Each limit of this process against what ``config`` will need."""
     return [
         open_files(resource.getrlimit(resource.RLIMIT_NOFILE), config.limits.sessions),
-        file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0], max(pool.arena_bytes for pool in config.pools)),
+        file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0], max(map(_largest_file, config.pools))),
         locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
     ]
 
@@ -48,9 +48,13 @@ def file_size(soft: int, arena_bytes: int) -> Check:
 
 
 def locked_memory(soft: int) -> Check:
-    """Pools of CPU memory are not locked; memory from which a GPU copies will be."""
+    """Pools of CPU memory are not locked; NVIDIA's driver does not count what it pins against this."""
     shown = "no limit" if soft == UNLIMITED else sizes.show(soft)
     return ok("locked memory", f"{shown}; pools of CPU memory lock none")
+
+
+def _largest_file(pool: PoolConfig) -> int:
+    return max(pool.host_arena_bytes, 0 if pool.cuda_devices else pool.arena_bytes)
 
 
 def _count(limit: int) -> str:

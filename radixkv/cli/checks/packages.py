@@ -1,10 +1,9 @@
-"""Python packages by their metadata (importing torch to ask its version takes seconds), and whether there is a GPU."""
+"""Python packages by their metadata: importing torch to ask its version takes seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 
 from radixkv.cli import extras
 from radixkv.cli.checks.check import Check, fail, ok, warn
@@ -15,11 +14,10 @@ OPTIONAL = {
     "triton": ("attention runs in plain torch", "kernels"),
     "transformers": ("`radixkv demo` and the Transformers adapter cannot run", "transformers"),
 }
-GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def checks() -> list[Check]:
-    return [needed(version_of), libzmq(), *(optional(name, version_of) for name in OPTIONAL), gpu(version_of, GPUS)]
+    return [needed(version_of), libzmq(), *(optional(name, version_of) for name in OPTIONAL)]
 
 
 def version_of(package: str) -> str | None:
@@ -54,13 +52,3 @@ def optional(name: str, version: Callable[[str], str | None]) -> Check:
     if number is None:
         return warn(name, f"not installed: {without}", extras.install(extra))
     return ok(name, number)
-
-
-def gpu(version: Callable[[str], str | None], gpus: Path) -> Check:
-    """Pools are CPU memory so far, so that no GPU is nothing to mend."""
-    count = len(list(gpus.iterdir())) if gpus.is_dir() else 0
-    if count == 0:
-        return ok("gpu", "none found; pools are CPU memory")
-    if version("cuda-bindings") is None:
-        return warn("gpu", f"{count} found, cuda-bindings is not installed", extras.install("cuda"))
-    return ok("gpu", f"{count} found")

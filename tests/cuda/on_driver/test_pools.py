@@ -112,10 +112,9 @@ from pathlib import Path
 import radixkv
 from radixkv.device.cuda_stream import Stream
 from tests.cuda.suites import Control, Word
-from tests.integration.tiered import NAMESPACE, document
-client, control = radixkv.connect(sys.argv[1]), Control(Path(sys.argv[2]))
+client, control = radixkv.connect(sys.argv[1], timeout=30.0), Control(Path(sys.argv[2]))
 pool = client.pool()
-seq = pool.reserve(document(1, 16), namespace=NAMESPACE)
+seq = pool.reserve([1000 + n for n in range(16)], namespace=radixkv.Namespace("tiered"))
 control[Word.HOLD] = 1
 stream = Stream(pool.memory.range.device)
 stream.copy_to_device(pool.memory.range.pointer, pool.memory.range.pointer, 8)
@@ -169,12 +168,12 @@ def test_pages_of_the_dead_wait_for_the_drivers_word(
         control[Word.LINGER] = worker.pid
         worker.send_signal(signal.SIGKILL)
     states = lambda: client.stats().pools["default"].pages  # noqa: E731
-    wait_until(lambda: states()["private"] == 0, what="the end of the session")
-    wait_until(lambda: client.stats().sessions == 1, what="the end of the process")
+    wait_until(lambda: states()["private"] == 0, what="the end of the session", timeout=60.0)
+    wait_until(lambda: client.stats().sessions == 1, what="the end of the process", timeout=60.0)
     for _ in range(3):
         assert states()["quarantined"] == 4
     control[Word.LINGER] = 0
-    wait_until(lambda: states()["free"] == 16, what="the driver's word")
+    wait_until(lambda: states()["free"] == 16, what="the driver's word", timeout=60.0)
     assert client.stats().counters["unquiet_sessions"] == 0
     assert answer(pool, document(3, 64)) == 0
 
@@ -227,7 +226,8 @@ def test_a_context_that_dies_ends_its_pools_cache_and_nothing_else(
     with pytest.raises(radixkv.SessionLost):
         for number in range(2, 40):  # pages leave the device: copies
             answer(pool, document(number, 24), timeout=20.0)
-    wait_until(lambda: bystander.stats().counters["lost_pools"] == 1, what="the end of the pool's cache")
+    lost = lambda: bystander.stats().counters["lost_pools"]  # noqa: E731
+    wait_until(lambda: lost() == 1, what="the end of the pool's cache", timeout=60.0)
     assert [cached(pool, number) for number in (0, 1, 8)] == [0, 0, 0]
     with pytest.raises(radixkv.SessionLost):
         held.extend([1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.cli.app import main
-from radixkv.cli.checks import kernel, limits, memory, packages, sockets
+from radixkv.cli.checks import cuda, kernel, limits, memory, packages, sockets
 from radixkv.cli.checks.check import Check
 from radixkv.cli.doctor import as_lines
 from radixkv.config import Config, PoolConfig
@@ -183,11 +183,27 @@ class TestPackages:
         assert without.status == "warn"
         assert without.fix.startswith("pip install -e '.[")
 
-    def test_gpus(self, tmp_path: Path) -> None:
-        assert packages.gpu({}.get, tmp_path / "none").status == "ok"
-        (tmp_path / "0000:01:00.0").mkdir()
-        assert packages.gpu({}.get, tmp_path).status == "warn"
-        assert packages.gpu({"cuda-bindings": "13"}.get, tmp_path).status == "ok"
+
+class TestCuda:
+    """With a driver: tests/cuda."""
+
+    WHY = "there is no CUDA driver"
+
+    def test_nobody_needs_it(self) -> None:
+        found = cuda._absent(self.WHY, [], 0)
+        assert found.status == "ok" and self.WHY in found.detail
+
+    def test_a_gpu_that_cannot_be_used_is_only_a_warning(self) -> None:
+        found = cuda._absent(self.WHY, [], 2)
+        assert found.status == "warn" and found.detail.startswith("2 GPUs found") and "[cuda]" in found.fix
+
+    def test_a_pool_that_needs_it_fails(self) -> None:
+        found = cuda._absent(self.WHY, ["big"], 0)
+        assert found.status == "fail" and "pool big" in found.fix
+
+    def test_this_machine(self, tmp_path: Path) -> None:
+        found = cuda.checks(Config(), packages.version_of, tmp_path)
+        assert found[0].name == "cuda" and found[0].status == "ok"
 
 
 class TestCommand:
@@ -210,7 +226,8 @@ class TestCommand:
         assert checks["configuration"]["detail"] == f"{named}; endpoint {endpoint}"
         assert checks["memory"]["detail"].startswith("the pools take 181.54 MiB, ")
         assert checks["daemon"]["status"] == "warn"
-        assert {"memory", "open files", "sealed memory", "runtime directory", "packages", "torch", "gpu"} <= set(checks)
+        known = {"memory", "open files", "sealed memory", "runtime directory", "packages", "torch", "cuda"}
+        assert known <= set(checks)
         for check in checks.values():
             assert set(check) == {"name", "status", "detail", "fix"}
             assert (check["fix"] == "") == (check["status"] == "ok")
