@@ -171,6 +171,17 @@ def test_fifty_requests_at_once_with_aborts_leave_nothing_behind(story: Story, s
     wait_until(story.idle)
 
 
+def test_a_pool_that_is_full_of_what_others_use_is_done_without(story: Story, second: Engine) -> None:
+    other = prompt(6, 100)
+    everything = range(POOL["pages"] * BLOCK)
+    with radixkv.connect(story.endpoint) as client, client.pool().reserve(everything, timeout=30.0):
+        assert second.one(LONG) == (story.plain, 0)
+        output, cached = second.one(other)
+        assert cached == 0
+    assert second.one(other)[0] == output
+    print(f"a full pool, then asked {story.again_until_cached(second)} times until it hit")
+
+
 def test_a_stopped_daemon_is_waited_for_no_longer_than_its_deadline(story: Story, second: Engine, daemons: Any) -> None:
     daemons[-1].pause()
     try:

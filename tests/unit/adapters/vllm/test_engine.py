@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from radixkv.adapters.vllm.door import DoorSettings, check, door_settings
-from radixkv.adapters.vllm.engine import check_engine, page_spec
+from radixkv.adapters.vllm.engine import check_engine, check_zero_copy, inside_a_block, page_spec
 from radixkv.config import KVSpec
 from radixkv.errors import ConfigError
 
@@ -70,6 +70,42 @@ def test_other_ways_to_share_a_model_are_refused(several: dict[str, int]) -> Non
 def test_an_engine_that_would_fail_requests_is_refused() -> None:
     with pytest.raises(ValueError, match='"kv_load_failure_policy": "recompute"'):
         check_engine(engine(policy="fail"))
+
+
+ZERO_COPY = {
+    "device_config.device_type": ("cpu", "cuda", "on a CPU"),
+    "parallel_config.world_size": (1, 2, "with one worker"),
+    "parallel_config.distributed_executor_backend": ("uni", "mp", "in the process of its scheduler"),
+    "cache_config.enable_prefix_caching": (True, False, "with enable_prefix_caching"),
+    "max_concurrent_batches": (1, 2, "without async scheduling"),
+}
+
+
+def for_zero_copy(wrong: str | None = None) -> SimpleNamespace:
+    config = SimpleNamespace()
+    for path, (good, bad, _) in ZERO_COPY.items():
+        inner, _, name = path.rpartition(".")
+        if inner and not hasattr(config, inner):
+            setattr(config, inner, SimpleNamespace())
+        setattr(getattr(config, inner) if inner else config, name, bad if path == wrong else good)
+    return config
+
+
+@pytest.mark.parametrize("wrong", ZERO_COPY)
+def test_zero_copy_says_what_it_needs(wrong: str) -> None:
+    check_zero_copy(for_zero_copy(), SimpleNamespace(kv_cache_layout="BLHNC"))
+    with pytest.raises(ValueError, match=ZERO_COPY[wrong][2]):
+        check_zero_copy(for_zero_copy(wrong), SimpleNamespace(kv_cache_layout="BLHNC"))
+
+
+def test_zero_copy_needs_all_layers_of_a_block_together() -> None:
+    with pytest.raises(ValueError, match="blocks outermost"):
+        check_zero_copy(for_zero_copy(), SimpleNamespace(kv_cache_layout="LBHNC"))
+
+
+def test_engines_that_copy_and_engines_that_do_not_have_the_same_pages() -> None:
+    assert inside_a_block("BLHNC") == inside_a_block("LBHNC") == "HNC"
+    assert inside_a_block("LBNHC") == "NHC"
 
 
 def test_the_settings_of_the_door() -> None:
