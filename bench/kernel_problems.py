@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from bench.kernel_cases import Case, Shape, Terms, make_case, naive_attention, sliced
+from bench.kernel_strides import restrided
 from radixkv.kernels import SharedPrefixes, decode_attention, group_prefixes, prefill_attention
 
 if TYPE_CHECKING:
     from radixkv.kernels.dispatch import Impl
 
-HEADS = ((1, 1), (2, 2), (4, 2), (9, 3), (5, 1))
-HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
-PAGE_SIZES = (1, 3, 16, 32, 256)
+HEADS = ((1, 1), (2, 2), (4, 2), (9, 3), (5, 1), (17, 1), (33, 3))
+HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256, 8, 40, 200)
+PAGE_SIZES = (1, 3, 16, 32, 256, 7, 64)
 KINDS = ("decode", "draft", "tree", "grouped", "grouped_tree", "prefill")
 
 
@@ -48,7 +49,9 @@ class Problem:
         return cls(seed, kind, shape, _terms(rng, kind, shape), rng.choice((0, 5, 33)))
 
     def case(self, device: str = "cpu") -> Case:
-        return make_case(self.shape, self.seed, device=device)
+        """With any strides, for every other seed."""
+        case = make_case(self.shape, self.seed, device=device)
+        return restrided(case, self.seed) if self.seed % 2 else case
 
     def wanted(self) -> tuple[Tensor, Tensor]:
         return naive_attention(self.case(), **self.terms)
@@ -99,5 +102,7 @@ def _terms(rng: random.Random, kind: str, shape: Shape) -> Terms:
     if kind.endswith("tree"):
         rows = rng.choice((1, len(shape.lengths)))
         mask = random_tree(rows, shape.queries or 1, rng.randrange(2**32))
+        if rng.random() < 0.3:  # masks need not be those of trees
+            mask = torch.rand(mask.shape, generator=draw) < rng.choice((0.0, 0.5, 1.0))
         terms["tree_mask"] = mask[0] if rows == 1 else mask
     return terms

@@ -1,7 +1,8 @@
-"""``python -m fuzz.kernels [--seed N] [--count M]``: random attention problems against attention by its definition.
+"""``python -m fuzz.kernels [--seed N] [--count M]``: random problems of all kernels.
 
-The torch reference and, in Triton's interpreter, the Triton kernels. A process of its own: whether Triton interprets
-is settled when it is imported. Exits 1 at the first difference; the seed it names makes the same problem again.
+Attention, by the torch reference and in Triton's interpreter by the Triton kernels, against its definition; every third
+one a problem of the kernels that write, Triton's against torch's. A process of its own: whether Triton interprets is
+settled when it is imported. Exits 1 at the first difference; the seed it names makes the same problem again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ def difference(seed: int) -> tuple[str, str]:
     """(the kind of the problem of this seed, what differs; empty if nothing does)."""
     from bench.kernel_cases import assert_near
     from bench.kernel_problems import Problem
+    from bench.write_problems import WriteProblem
 
+    if seed % 3 == 2:
+        writes = WriteProblem.of(seed)
+        try:
+            writes.check(IMPLEMENTATIONS)
+        except AssertionError as error:
+            return writes.kind, f"torch and triton differ: {writes}\n{error}"
+        return writes.kind, ""
     problem = Problem.of(seed)
     wanted = problem.wanted()
     for impl in IMPLEMENTATIONS:

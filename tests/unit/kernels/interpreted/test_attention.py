@@ -254,7 +254,7 @@ def test_offsets_are_64_bit() -> None:
 def test_the_fuzzer_names_the_seed_of_what_it_finds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seed = next(seed for seed in range(100) if sum(Problem.of(seed).shape.new_tokens or ()))
+    seed = next(seed for seed in range(0, 300, 3) if sum(Problem.of(seed).shape.new_tokens or ()))
     assert kernels.main(["--seed", str(seed), "--count", "1"]) == 0
     assert "prefill 1" in capsys.readouterr().out
     wrong = prefill_attention

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.kernel_cases import INF, LATENT_SCALE, NAN, Shape, assert_near, bits, latent_case
+from bench.kernel_cases import INF, LATENT_SCALE, NAN, Shape, assert_near, bits, latent_case, sparse_arena
 from bench.traffic import counted
 from radixkv.errors import BadRequest
 from radixkv.kernels import group_prefixes, mla_decode_attention
@@ -46,6 +46,21 @@ def test_a_latent_is_read_once_as_key_and_as_value() -> None:
     with counted(case.pages) as traffic:
         mla_decode_attention(*case.arguments, latent_dim=512, scale=LATENT_SCALE, impl="triton")
     assert traffic.pages_read == (64 + 40) * 576 * 2
+
+
+def test_offsets_are_64_bit() -> None:
+    arena = sparse_arena(torch.float16)  # its last page begins beyond element 2**31
+    pages = arena[:, 0, 0, :, 0]
+    last = len(pages) - 1
+    table, lengths = torch.tensor([[last, 0, last - 1]], dtype=torch.int32), torch.tensor([40], dtype=torch.int32)
+    pages[table[0].long()] = torch.randn(3, 16, 64).half()
+    q = torch.randn(1, 4, 64).half()
+    got, wanted = (
+        mla_decode_attention(q, pages, table, lengths, latent_dim=48, scale=0.1, return_lse=True, impl=impl)
+        for impl in ("triton", "torch")
+    )
+    assert_near(got, wanted, torch.float16)
+    assert got[0].any()
 
 
 def test_a_latent_beyond_the_kernels_is_refused() -> None:

@@ -1,15 +1,52 @@
 """Append with a rotary embedding, and pages to and from a staging buffer, interpreted against the reference."""
 
+import itertools
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from bench import write_problems
 from bench.kernel_cases import NAN, Shape, bits, empty_arena, sparse_arena
+from bench.write_problems import KINDS, WriteProblem
 from radixkv.kernels import LayerPages, Rotary, append, gather_pages, scatter_pages, triton_write
 
 QUICK = settings(deadline=None, derandomize=True, max_examples=15, database=None)
 INT = torch.int32
+
+
+@QUICK
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_problems_leave_the_same_bytes_as_the_reference(seed: int) -> None:
+    """Odd sizes, any strides, all kinds; what is between and around the pages counts, too."""
+    problem = WriteProblem.of(seed)
+    note(str(problem))
+    problem.check()
+
+
+WRITTEN = {"append": ("append", 2), "append_rotary": ("append", 2), "copy_rows": ("copy_rows", 0),
+           "gather": ("gather_pages", 2), "scatter": ("scatter_pages", 1)}  # fmt: skip
+"""Of each kind of problem: the kernel, and the place of what it writes into among its arguments."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_wrong_element_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, place = WRITTEN[kind]
+    kernel = getattr(write_problems, name)
+
+    def spoilt(*arguments: torch.Tensor, **named: object) -> object:
+        result = kernel(*arguments, **named)
+        written = arguments[place]
+        if named["impl"] == "triton" and len(written):
+            written[(-1,) * written.dim()] = 3.5
+        return result
+
+    problem = next(made for made in map(WriteProblem.of, itertools.count()) if made.kind == kind and made.pages == 5)
+    problem.check()
+    monkeypatch.setattr(write_problems, name, spoilt)
+    with pytest.raises(AssertionError):
+        problem.check()
 
 
 def angles(reach: int, positions: list[int]) -> Rotary:
