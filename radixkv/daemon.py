@@ -417,10 +417,12 @@ class Daemon:
         self._look_ahead()
 
     def report(self, command: EndSession | MappingGone, pids: Collection[int] = ()) -> bool:
-        if self._quiescence is not None and isinstance(command, MappingGone):
-            self._quiescence.expect(command.session, pids, self._now)
-            self._settle()
-            return True
+        if self._quiescence is not None:
+            if isinstance(command, MappingGone):
+                self._quiescence.expect(command.session, pids, self._now)
+                self._settle()
+                return True
+            command = EndSession(command.session, True, command.reason)  # a GPU may work on for who is gone
         self._step(command)
         self._router.forget(command.session)
         return self._engine.awaits_mapping_gone(command.session)

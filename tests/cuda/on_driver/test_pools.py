@@ -158,15 +158,21 @@ def test_a_workers_dead_context_publishes_nothing_and_ends_nobody_else(
 # -- after the death of a worker, of a daemon, of a context ---------------------------------------------------------
 
 
+@pytest.mark.parametrize("paused", [False, True], ids=["as they come", "at once"])
 def test_pages_of_the_dead_wait_for_the_drivers_word(
-    daemon_factory: Any, connect: Any, control: Any, wait_until: Any
+    daemon_factory: Any, connect: Any, control: Any, wait_until: Any, paused: bool
 ) -> None:
+    """The daemon sees the ends of process and connection one by one, or both at once when it goes on."""
     daemon = daemon_factory()
     client = connect(daemon)
     pool = client.pool()
     with start_worker(daemon) as worker:
         control[Word.LINGER] = worker.pid
+        if paused:
+            daemon.pause()
         worker.send_signal(signal.SIGKILL)
+    if paused:
+        daemon.resume()
     states = lambda: client.stats().pools["default"].pages  # noqa: E731
     wait_until(lambda: states()["private"] == 0, what="the end of the session", timeout=60.0)
     wait_until(lambda: client.stats().sessions == 1, what="the end of the process", timeout=60.0)
