@@ -110,7 +110,7 @@ def _random_problems(first: int) -> Check:
 
 def check_latent_attention(device: str, small: bool) -> None:
     """MLA: 16 to 128 query heads over latents of 512 and 64 dims, several query tokens, in groups and slices."""
-    lengths = [0, 40] if small else [0, 1, 700, 3000]
+    lengths = [0, 40] if small else [0, 1, 700]
     for dtype, heads, queries in ((BRAIN, 16, None),) if small else (
         (BRAIN, 16, None), (BRAIN, 128, None), (torch.float16, 32, 4), (torch.float32, 16, None)
     ):  # fmt: skip
