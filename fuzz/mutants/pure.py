@@ -56,6 +56,7 @@ SELECTION = (
     "tests/unit/engine/test_host.py",
     "tests/unit/engine/test_tiering.py",
     "tests/unit/engine/test_losing.py",
+    "tests/unit/engine/test_early.py",
     "tests/unit/engine/test_recover.py",
     "tests/unit/engine/test_recover_tiers.py",
     "tests/unit/engine/test_reports_waiting.py",

@@ -112,6 +112,8 @@ def _node(stage: Stage, scope: Scope, content: tuple[Node, list[int]], reader: T
 
 def _rows(arena: Arena, pages: NDArray[np.int32], paths: list[int]) -> None:
     expected = np.array(paths, np.int64).reshape(-1, arena.page_size)
+    partly = arena.layers.keys() & set(pages.tolist())
+    require("I5", not partly, f"cached pages {partly} have not all of their layers")
     wrong = np.nonzero((arena.rows[pages] != expected).any(axis=1))[0]
     if len(wrong):
         page = int(pages[wrong[0]])
@@ -128,6 +130,8 @@ def agree(engine: Engine, seq: Sequence) -> None:
     what = f"sequence {seq.id} of session {session.id}"
     require("I14", known is not None, f"{what} is not known to the daemon any more")
     assert known is not None
+    if known.lost:
+        return  # its worker will hear of it when he asks for the pages
     expect("I4", f"pages of {what}", seq.page_table.tolist(), known.pages.tolist())
     expect("I12", f"tokens of {what}", seq.packed_tokens(), bytes(known.tokens))
     expect("I5", f"complete tokens of {what}", seq.committed_tokens, known.committed)

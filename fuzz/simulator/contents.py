@@ -51,27 +51,41 @@ class Paths:
 
 
 class Arena:
-    """The bytes of one pool: a path a row, and who wrote it last (for the report)."""
+    """The bytes of one pool: a path a row, and who wrote it last (for the report).
+
+    ``layers``: pages that a copy has filled in part, with how many of their layers; all others are whole.
+    """
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.rows = np.zeros((pages, page_size), np.int64)
         self.writers: dict[tuple[int, int], str] = {}
+        self.layers: dict[int, int] = {}
 
     def write(self, page: int, row: int, path: int, who: str) -> None:
         self.rows[page, row] = path
+        self.layers.pop(page, None)
         self.writers[page, row] = who
 
     def copy_rows(self, rows: Iterable[CopyRow], who: str) -> None:
         for source, target, count in rows:
+            self.layers.pop(target, None)
+            if source in self.layers:
+                self.layers[target] = self.layers[source]
             self.rows[target, :count] = self.rows[source, :count]
             for row in range(count):
                 self.writers[target, row] = f"{who} copying from page {source}"
 
-    def wrong(self, table: Any, expected: list[int]) -> str:
-        """Compare the first rows of a page table with the paths they should hold; "" if all are right."""
+    def wrong(self, table: Any, expected: list[int], layers: int | None = None) -> str:
+        """Compare the first rows of a page table with the paths they should hold; "" if all are right.
+
+        ``layers``: only so many are read; None: all.
+        """
         size = self.page_size
         pages = -(-len(expected) // size)
+        for page in table[:pages].tolist() if self.layers else ():
+            if (there := self.layers.get(page)) is not None and (layers is None or layers > there):
+                return f"page {page} has {there} layers, and {'all' if layers is None else layers} are read"
         found = self.rows[table[:pages]].ravel()[: len(expected)]
         differ = np.nonzero(found != np.array(expected, np.int64))[0]
         if not len(differ):

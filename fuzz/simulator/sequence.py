@@ -89,7 +89,7 @@ class Sequence(SequenceState):
         """Read all that should be there; then ask whether it may be used. Raises Mismatch (I4)."""
         facts: Facts = self.facts
         readable = self.written if not self.rows_to_copy() else min(self.written, facts.writable_from)
-        wrong = self.memory.arena.wrong(facts.page_table, self.expected(readable))
+        wrong = self._wrong(facts, self.expected(readable))
         valid = self.intact()
         if valid and (wrong or self.was_wrong):
             raise Mismatch(
@@ -102,6 +102,23 @@ class Sequence(SequenceState):
         self.stage.events["read, right" if valid else "read, refused"] += 1
         if wrong:
             self.stage.note("read, overwritten", f"sequence {self.id}: {wrong}")
+
+    def _wrong(self, facts: Facts, expected: list[int]) -> str:
+        """Pages that are still loading are read as far as they are known to be there: so many layers of them."""
+        arena, size = self.memory.arena, self.memory.spec.page_size
+        arriving = self.arriving
+        if arriving is None:
+            return arena.wrong(facts.page_table, expected)
+        first, count = arriving.loading
+        parts: list[tuple[int, int, int | None]] = [(0, first, None), (first + count, len(facts.page_table), None)]
+        if arriving.layers:
+            parts.append((first, first + count, arriving.layers))
+            self.stage.events["read by layer"] += 1
+        wrongs = [
+            arena.wrong(facts.page_table[begin:end], expected[begin * size : end * size], layers)
+            for begin, end, layers in parts
+        ]
+        return next(filter(None, wrongs), "")
 
 
 class Pool(PoolState):

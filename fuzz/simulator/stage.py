@@ -107,13 +107,13 @@ def add_host_tiers(config: Config, rng: random.Random) -> Config:
         pages = rng.randint(3, 8)
         return PoolConfig(
             name=pool.name,
-            spec=pool.spec,
             pages=pages,
             namespaces=pool.namespaces,
             host_pages=rng.choice((1, rng.randint(1, 6), rng.randint(4, 40))),
             host_staging_pages=rng.choice((0, 2, pages)),
             reclaim_pages=rng.choice((0, 1, pages // 2, pages)),
             host_write=rng.choice(("back", *HOST_WRITE_MODES)),
+            spec=replace(pool.spec, layers=rng.choice((1, 2, 3))),
         )
 
     return replace(config, pools=tuple(map(added, config.pools))) if rng.random() < HOST_TIERS else config

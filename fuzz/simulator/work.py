@@ -30,8 +30,8 @@ from radixkv.device.descriptors import PRIVATE
 
 NAMESPACES = [Namespace("a"), Namespace("b", salt="x"), Namespace("c", lora="y")]
 MOST_SEQUENCES = 8
-ALWAYS = (errors.Timeout, errors.Unavailable, errors.SessionLost)
-"""What any verb may end with while the network and daemons fail."""
+ALWAYS = (errors.Timeout, errors.Unavailable, errors.SessionLost, errors.CopyFailed)
+"""What any verb may end with while the network, daemons and copies fail."""
 ALSO: dict[str, tuple[type[errors.RadixKVError], ...]] = {
     "reserve": (errors.OutOfPages, errors.LimitExceeded, errors.Draining),
     "extend": (errors.OutOfPages, errors.LimitExceeded),
@@ -165,6 +165,7 @@ class Work:
             last_page=rng.choice(("copy", "copy", "keep", "drop")),
             wait_s=rng.choice((0.0, 0.0, 1.0, 10.0)),
             copy=rng.random() < 0.7,
+            early=bool(pool.memory.host_pages) and rng.random() < 0.6,
         )
         return self._prefill(pool, want), []
 
@@ -173,6 +174,9 @@ class Work:
         seq = yield from verbs.reserve(self._core, pool, want)
         assert isinstance(seq, Sequence)
         try:
+            if seq.loading:
+                self._stage.note("early", f"sequence {seq.id} of {self._client.name}, {seq.loading} are loading")
+                yield from self._read_by_layer(seq)
             if self._rng.random() < 0.7:
                 self._compute(seq)
                 if seq.job is not None and self._rng.random() < 0.7:
@@ -180,6 +184,16 @@ class Work:
                     yield from verbs.commit(self._core, seq, seq.length, seq.job)
         finally:
             seq.busy = False
+
+    def _read_by_layer(self, seq: Sequence) -> Verb[None]:
+        """Some layers, or none: then a commit waits for all."""
+        for layer in range(seq.memory.spec.layers):
+            if self._rng.random() < 0.6:
+                yield from verbs.wait_loaded(self._core, seq, layer, self._rng.choice((None, None, 2.0)))
+                seq.check()
+        if self._rng.random() < 0.3:
+            yield from verbs.wait_loaded(self._core, seq, None, None)
+            seq.check()
 
     def _compute(self, seq: Sequence) -> Script:
         """Begin to write all rows that are missing. Nothing travels."""

@@ -26,14 +26,14 @@ from radixkv.allocator.page_states import LOADING
 from radixkv.allocator.page_states import Event as PageEvent
 from radixkv.commands import NO_RANGE, Publish, Range, Reserve, Reserved
 from radixkv.engine.host import Copying, HostTier
-from radixkv.engine.plan import ReservePlan
+from radixkv.engine.plan import ReservePlan, ceil_div
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
 from radixkv.errors import BadRequest, CopyFailed
 from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node
 from radixkv.tree.walk import Match
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
+from radixkv.types import HASH_BYTES, PAGE_ID_BYTES, TOKEN_BYTES
 
 
 class EarlyPlan(NamedTuple):
@@ -55,8 +55,11 @@ def named(pool: Pool, match: Match, body: Reserve) -> Match:
     return pool.tree.match_host(match, body.tokens[:-size]) if whole and body.last_page != "keep" else below
 
 
-def plan_early(host: HostTier, planned: ReservePlan, below: Match, body: Reserve, page_size: int) -> EarlyPlan | None:
-    """None: not all of ``below`` is on its way by one copy."""
+def plan_early(pool: Pool, host: HostTier, match: Match, body: Reserve) -> EarlyPlan | None:
+    """None: not all that follows ``match``, what is on the device, is on its way by one copy. Only reads."""
+    below = named(pool, match, body)
+    if not below.pages:
+        return None
     nodes = matched(below)
     for copying in host.copies.values():
         spanned = [] if copying.to_host else copying.runs[0].spanned()
@@ -66,11 +69,11 @@ def plan_early(host: HostTier, planned: ReservePlan, below: Match, body: Reserve
             break
     else:
         return None
-    match = planned.match
+    size, tokens = pool.page_size, len(body.tokens) // TOKEN_BYTES
     first, shared = match.pages, match.pages + below.pages
     whole = Match(below.node, shared, below.inside, below.inside_pages, [*match.parts, pages.tobytes()])
-    new = planned.shared + planned.new - shared
-    cached = min(shared * page_size, len(body.tokens) // 4 - 1)
+    new = ceil_div(tokens + body.headroom, size) - shared
+    cached = min(shared * size, tokens - 1)
     return EarlyPlan(ReservePlan(whole, shared, cached, False, new), copying, range(first, shared))
 
 

@@ -143,6 +143,11 @@ def _fits(pool: Pool, session: Worker, plan: ReservePlan, total: int, root: Root
     require(pool, session, plan.new, room, largest)
 
 
+def check_room(pool: Pool, session: Worker, plan: ReservePlan) -> None:
+    """For a plan that was made otherwise, in a pool with a host tier. Errors: OutOfPages."""
+    _fits(pool, session, plan, plan.shared + plan.new, None)  # the root counts where namespaces have floors or caps
+
+
 def pages_to_add(pool: Pool, seq: Sequence, item: Extend, limits: Limits) -> int:
     """By how many pages the table has to grow. Errors: BadRequest, LimitExceeded."""
     length = seq.length

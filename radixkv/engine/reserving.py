@@ -26,7 +26,6 @@ from radixkv.engine.state import State
 from radixkv.engine.tiering import First, Tiering
 from radixkv.engine.waiting import Waiting, WaitingLine
 from radixkv.errors import Draining, LimitExceeded, OutOfPages, RadixKVError, Timeout
-from radixkv.tree.walk import Match
 
 HOLDERS = 8
 """Told to one who has waited for pages in vain."""
@@ -78,6 +77,8 @@ def _attempt(state: State, session: Worker, pool: Pool, waiting: Waiting, now: f
     tier = state.tiers.get(pool.name) if state.tiers else None
     if tier is not None and not _may_copy(state, pool, waiting, now):
         tier = None
+    if tier is not None and body.early and (joined := _plan_join(pool, tier, body)) is not None:
+        return _join_load(state, session, pool, waiting, (tier, joined, now))
     try:
         planned = plan.plan_reserve(pool, session, body)
     except OutOfPages as error:
@@ -88,32 +89,40 @@ def _attempt(state: State, session: Worker, pool: Pool, waiting: Waiting, now: f
         state.new_ids(session, body.seq, 1)  # anew: the session may have made others meanwhile
     if tier is not None:
         below = tier.worth(pool.tree.match_host(planned.match, body.tokens), body.prefill_tokens_per_s)
-        if body.early and below.pages:
-            named = early.named(pool, planned.match, body)
-            if named.pages:
-                return _attempt_early(state, session, pool, waiting, (planned, named, tier, now))
-        first = tier.fetch(planned.match, below, planned.new)
+        if body.early and below.pages and (named := early.named(pool, planned.match, body)).pages:
+            below = named
+        first = tier.fetch(planned.match, below, planned.new, body.early)
         if first is First.COPIES:
-            return None
+            begun = early.plan_early(pool, tier.host, planned.match, body) if body.early else None
+            return None if begun is None else _carry_out_early(state, session, pool, body, begun)
         if first is First.A_NEW_PLAN:
             planned = plan.plan_reserve(pool, session, body)
     return _carry_out(state, session, pool, body, planned)
 
 
-def _attempt_early(
-    state: State, session: Worker, pool: Pool, waiting: Waiting, found: tuple[plan.ReservePlan, Match, Tiering, float]
+def _plan_join(pool: Pool, tier: Tiering, body: Reserve) -> early.EarlyPlan | None:
+    """With what a load that runs brings of the prompt, if that is all that the host tier has of it."""
+    namespace = pool.namespaces.find(body.namespace)
+    if namespace is None or not tier.host.copies:
+        return None
+    return early.plan_early(pool, tier.host, pool.tree.match(namespace.root, body.tokens), body)
+
+
+def _join_load(
+    state: State, session: Worker, pool: Pool, waiting: Waiting, join: tuple[Tiering, early.EarlyPlan, float]
 ) -> Reply | None:
-    """Carry out with pages that are being loaded. None: something has to be copied before that."""
-    planned, named, tier, now = found
+    """As ``_attempt``, when the load has begun already."""
+    tier, joined, now = join
     body = waiting.body
     assert type(body) is Reserve
-    size = pool.page_size
-    joined = early.plan_early(tier.host, planned, named, body, size)
-    if joined is None:
-        tier.fetch(planned.match, named, planned.new, by_layer=True)
-        named = early.named(pool, planned.match, body)  # anew: runs have been split
-        begun = early.plan_early(tier.host, planned, named, body, size)
-        return None if begun is None else _carry_out_early(state, session, pool, body, begun)
+    try:
+        plan.check_room(pool, session, joined.planned)
+    except OutOfPages as error:
+        if error.never_fits:
+            raise
+        return None
+    if waiting.request in session.waiting:
+        state.new_ids(session, body.seq, 1)
     first = tier.fetch(joined.planned.match, NO_MATCH, joined.planned.new)
     if first is First.COPIES:
         return None
@@ -122,9 +131,9 @@ def _attempt_early(
     return _carry_out_early(state, session, pool, body, joined)
 
 
-def _carry_out_early(state: State, session: Worker, pool: Pool, body: Reserve, plan: early.EarlyPlan) -> Reply:
-    reply = _carry_out(state, session, pool, body, plan.planned)
-    return early.begin(session.sequences[body.seq], plan, reply)
+def _carry_out_early(state: State, session: Worker, pool: Pool, body: Reserve, found: early.EarlyPlan) -> Reply:
+    reply = _carry_out(state, session, pool, body, found.planned)
+    return early.begin(session.sequences[body.seq], found, reply)
 
 
 def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> Reserved:

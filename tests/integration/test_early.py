@@ -6,8 +6,11 @@ same number, which no other page or layer has. The daemon recounts its invariant
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -88,3 +91,132 @@ def test_a_hit_on_host_pages_answers_before_the_copy_has_ended(cold: Any, wait_u
     check(seq)
     write(seq)
     seq.free()
+
+
+def test_a_copier_that_is_killed_in_the_middle_is_noticed_by_nobody(cold: Any, wait_until: Any) -> None:
+    """The load is begun again by the next one. A second sequence has joined meanwhile, and others have waited."""
+    daemon, pool = cold()
+    stop_process(pid := copier_of(daemon), wait_until)
+    seq, other = early(pool, 0), early(pool, 0)
+    assert seq.loading == other.loading == (0, 1, 2, 3)
+    assert seq.page_table[:4].tolist() == other.page_table[:4].tolist()
+    os.kill(pid, signal.SIGKILL)
+    for layer in range(LAYERS):
+        seq.wait_loaded(layer, timeout_s=END_S)
+        check(seq, [layer])
+    write(seq)
+    seq.free()
+    other.wait_loaded()
+    check(other)
+    assert seq.loading == other.loading == () and other.valid()
+    other.free()
+    assert pool.lookup(document(0), namespace=NAMESPACE).device_tokens == 4 * PAGE_TOKENS
+    seen = counters(pool)
+    assert (seen.copier_deaths, seen.failed_copies, seen.unknown_copies) == (1, 1, 0)
+    assert copier_of(daemon) != pid
+
+
+def wait_and_be_killed(endpoint: str, pipe: Any) -> None:
+    """A worker that is early, says so, and waits."""
+    seq = early(radixkv.connect(endpoint).pool(), 0)
+    pipe.send(seq.loading)
+    seq.wait_loaded(timeout_s=END_S)
+    pipe.send("it should be dead")
+
+
+def test_a_worker_that_is_killed_in_the_middle_leaves_nothing_behind(cold: Any, wait_until: Any) -> None:
+    daemon, pool = cold()
+    stop_process(pid := copier_of(daemon), wait_until)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=wait_and_be_killed, args=(daemon.endpoint, theirs))
+    worker.start()
+    assert ours.poll(END_S) and ours.recv() == (0, 1, 2, 3)
+    wait_until(lambda: pool.client.stats().queued == 1, what="its wait")
+    worker.kill()
+    worker.join(END_S)
+    wait_until(lambda: pool.client.stats().queued == 0, what="the end of its session")
+    assert figures(pool).pages.loading == 4, "the copy goes on, whoever has died"
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: figures(pool).copies == 0, what="the copy's end")
+    wait_until(lambda: figures(pool).pages.free == 8, what="the dead worker's pages")
+    assert figures(pool).evictable_pages == 4 and figures(pool).sequences == 0
+    with pool.reserve([*document(0), 7], namespace=NAMESPACE) as seq:
+        assert seq.cached_tokens == 4 * PAGE_TOKENS
+        check(seq)
+    assert not ours.poll()
+
+
+def test_the_daemon_dies_while_pages_are_loading(cold: Any, wait_until: Any) -> None:
+    """Who had them has lost them, alone; the next daemon serves the prefix from the host tier, to the byte."""
+    daemon, pool = cold(supervised=True)
+    held = pool.reserve([*document(1), 7], namespace=NAMESPACE)
+    stop_process(copier_of(daemon), wait_until)
+    seq = early(pool, 0)
+    assert seq.loading == (0, 1, 2, 3)
+    daemon.kill_daemon()
+    daemon.wait_ready()
+    with pytest.raises(radixkv.SessionLost):
+        seq.wait_loaded(timeout_s=END_S)
+    assert not seq.valid()
+    seq.free()
+    check(held)
+    assert held.valid()
+    write(held)
+    held.free()
+    with pool.reserve([*document(0), 7], namespace=NAMESPACE) as again:
+        assert again.cached_tokens == 4 * PAGE_TOKENS
+        check(again)
+
+
+@pytest.mark.long
+def test_a_daemon_that_dies_after_the_load_has_ended_takes_nothing_away(cold: Any, wait_until: Any) -> None:
+    """Although the worker has never asked whether it had."""
+    daemon, pool = cold(supervised=True)
+    seq = early(pool, 0)
+    with radixkv.connect(daemon.endpoint) as other:
+        wait_until(lambda: other.stats().pools["default"].copies == 0, what="the copy's end")
+    daemon.kill_daemon()
+    daemon.wait_ready()
+    seq.wait_loaded(1, timeout_s=END_S)
+    assert seq.loading == ()
+    check(seq)
+    write(seq)
+    assert seq.valid()
+    seq.free()
+
+
+@pytest.mark.long
+def test_a_load_that_fails_for_good_is_a_typed_error_of_who_had_its_pages(cold: Any, wait_until: Any) -> None:
+    """Copiers are killed as fast as they come, for longer than the daemon is patient."""
+    daemon, pool = cold()
+    other = pool.reserve([*document(1), 7], namespace=NAMESPACE)
+    stop_process(copier_of(daemon), wait_until)
+    seq = early(pool, 0)
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.001):
+            for pid in copiers(daemon.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.raises(radixkv.CopyFailed):
+            seq.wait_loaded(timeout_s=END_S)
+    finally:
+        over.set()
+        killer.join()
+    assert not seq.valid()
+    for verb in (lambda: seq.commit(1), seq.share, lambda: seq.truncate(1), lambda: seq.extend([1])):
+        with pytest.raises(radixkv.CopyFailed):
+            verb()
+    seq.free()
+    check(other)
+    write(other)
+    other.free()
+    assert figures(pool).pages.loading == 0
+    assert pool.lookup(document(0), namespace=NAMESPACE).host_tokens == 4 * PAGE_TOKENS
+    wait_until(lambda: pool.prefetch(document(0), namespace=NAMESPACE).device_tokens > 0, what="another copier")

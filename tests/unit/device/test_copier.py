@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from radixkv.commands import Copy, CopyDone
+from radixkv.commands import Copy, CopyDone, CopyProgress
 from radixkv.device import arena, cuda_arena, cuda_driver
 from radixkv.device.copier import PAUSE_FIRST_S, STUCK_S, ProcessCopier
 from radixkv.device.copier_process import PoolTiers
-from radixkv.device.copying import LOAD_NICE, SAVE_NICE
+from radixkv.device.copying import LOAD_NICE, SAVE_NICE, SLAB_BYTES, slabs
 from tests.conftest import DEVICE
 
 PATIENCE_S = 30.0
@@ -201,6 +202,49 @@ def test_pages_go_to_the_host_and_come_back_on_every_rank(pool: Memory, running:
         device[rank][10:16] = device[rank][sources]
         assert np.array_equal(pool.device[rank], device[rank])
         assert np.array_equal(pool.host[rank], host[rank])
+
+
+LAYERS, LAYER_BYTES = 5, SLAB_BYTES // 2
+"""Two layers are copied at once; the page ends with some bytes of no layer."""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_layer_by_layer_what_is_told_to_be_there_is(
+    memory: Callable[..., Memory], copier: Callable[..., ProcessCopier], ranks: int
+) -> None:
+    """On every rank, of every page; and at the end the whole pages are."""
+    pool = memory((7, 7), LAYERS * LAYER_BYTES + 256, (ranks, ranks))
+    pool.tiers = pool.tiers._replace(layers=LAYERS, layer_bytes=LAYER_BYTES)
+    running = copier({"default": pool})
+    sources, targets = [0, 1, 2, 6, 4], [3, 4, 5, 0, 1]
+    running.submit(replace(load(1, sources, targets), by_layer=True))
+    running.submit(load(2, [3], [6]))
+    told, ended = [], []
+    while len(ended) < 2:
+        for said in next_ends(running):
+            (ended if isinstance(said, CopyDone) else told).append(said)
+            if isinstance(said, CopyProgress):
+                there = slice(0, said.layers * LAYER_BYTES // 8)
+                for device, host in zip(pool.device, pool.host, strict=True):
+                    assert np.array_equal(device[targets, there], host[sources, there])
+    layers = (2, 4, 5) if DEVICE == "cpu" else ()  # to a CUDA device pages come as a whole
+    assert told == [CopyProgress(1, count) for count in layers]
+    assert verdicts(ended) == [(1, True), (2, True)]
+    for device, host in zip(pool.device, pool.host, strict=True):
+        assert np.array_equal(device[[*targets, 6]], host[[*sources, 3]])
+
+
+def test_layers_that_are_small_are_copied_together() -> None:
+    assert slabs(737_280, 30, 24_576) == [(11, 0, 270_336), (22, 270_336, 540_672), (30, 540_672, 737_280)]
+    assert slabs(512, 2, 64) == [(2, 0, 512)]
+    assert slabs(2**22, 4, 2**20) == [(n + 1, n * 2**20, (n + 1) * 2**20) for n in range(4)]
+    assert slabs(2**20 + 256, 2, 2**19) == [(1, 0, 2**19), (2, 2**19, 2**20 + 256)]
+
+
+def test_a_copy_by_layer_that_makes_no_sense_fails_alone(pool: Memory, running: ProcessCopier) -> None:
+    running.submit(replace(load(1, [0], [DEVICE_PAGES]), by_layer=True))
+    running.submit(replace(load(2, [0], [0], "nowhere"), by_layer=True))
+    assert verdicts(ends(running, 2)) == [(1, False), (2, False)]
 
 
 def test_each_pool_has_its_own_memory(memory: Callable[..., Memory], copier: Callable[..., ProcessCopier]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fuzz.model.packing import pack_pages, pack_tokens
 from fuzz.pairs.recovery import Odds
 from fuzz.pairs.tiered_recovery import TieredRecovery
-from fuzz.pairs.worker import Worker, small_config
+from fuzz.pairs.worker import Held, Worker, small_config
 from fuzz.registry import run
 from fuzz.targets.catalogue import FUZZERS
 from radixkv import commands
@@ -48,6 +48,12 @@ class World:
         assert worker.step(commit=[commands.Commit(seq, len(tokens))]).commit == [None]
         assert worker.step(free=[commands.Free(seq)]).free == [None]
         return reply.writable_from_tokens
+
+    def fill(self, pages: int) -> None:
+        """So many pages are handed out and come back free: what was cached in them is in the host tier."""
+        reply = self.worker.try_reserve(range(1000, 1000 + pages))
+        self.pair.finish_all()
+        self.worker.free(Held(self.worker.next_seq - 1, reply or self.pair.late(self.worker.session)))
 
     def where(self, tokens) -> tuple[int, int]:
         return self.worker.look(tokens)
@@ -274,3 +280,40 @@ def test_places_of_both_tiers_fit_a_page_id() -> None:
         PoolConfig("a", spec, pages=10, host_pages=PAGES_MAX - 9)
     assert PoolConfig("a", spec, pages=10, host_pages=PAGES_MAX - 10).host_pages == PAGES_MAX - 10
     assert PRIVATE == 1
+
+
+# -- sequences that were granted before their pages were there ------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["loading", "loaded, and not told"])
+def test_who_had_pages_that_were_still_loading_has_lost_them_and_nobody_else_has(ended: bool) -> None:
+    """Cut at every store: nobody ever serves such a page (``TieredRecovery``)."""
+    world = World(10, 12)
+    world.serve(P)
+    world.fill(10)
+    kept = world.worker.compute([13, 14])
+    early = world.worker.reserve([*P, 15], early=True)
+    assert world.pair.sequences(world.worker.session)[early.seq].loading == range(4)
+    if ended:
+        world.pair.finish()
+    world.pair.restart()
+    left = set(world.pair.sequences(world.worker.session))
+    assert left == ({kept.seq, early.seq} if ended else {kept.seq})
+    assert world.pair.events["lost while loading"] == (0 if ended else 1)
+    assert world.where(P) == ((4, 0) if ended else (0, 4))
+    assert world.serve([*P, 16]) == 4
+
+
+def test_shadows_that_a_load_has_left_go_on_with_the_next_daemon() -> None:
+    world = World(10, 12)
+    other = world.worker.reserve(P)
+    world.serve(P)
+    world.fill(6)
+    early = world.worker.reserve([*P, 15], early=True)
+    world.worker.commit(other, 4)
+    world.pair.finish()
+    world.pair.restart()
+    seq = world.pair.sequences(world.worker.session)[early.seq]
+    assert seq.shadows == frozenset(early.pages[:4])
+    world.worker.commit(early, 5)
+    assert world.where([*P, 15]) == (5, 0)
