@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,16 +25,26 @@ LOOK_AGAIN_S = 0.02
 QUIET_WITHIN_S = 10.0
 
 
+def lives(pid: int) -> bool:
+    """There is such a process in this pid namespace."""
+    return Path(f"/proc/{pid}").exists()
+
+
 class _Expected(NamedTuple):
     pids: Collection[int]
     until: float
 
 
 class Quiescence:
-    """Ended sessions whose processes are gone. ``processes``: the driver's word; ``processes_on`` for some devices."""
+    """Ended sessions whose processes are gone. ``processes``: the driver's word; ``processes_on`` for some devices.
 
-    def __init__(self, processes: Callable[[], Collection[int]]) -> None:
+    Of a process that ended while no daemon ran the id is not known: of such a one the driver shows nothing when it
+    shows only processes that live.
+    """
+
+    def __init__(self, processes: Callable[[], Collection[int]], lives: Callable[[int], bool] = lives) -> None:
         self._processes = processes
+        self._lives = lives
         self._expected: dict[int, _Expected] = {}
         self.given_up = 0
         """Sessions, so far, whose pages stay in quarantine: the driver never said that their processes are gone."""
@@ -42,6 +53,7 @@ class Quiescence:
         return len(self._expected)
 
     def expect(self, session: int, pids: Collection[int], now: float) -> None:
+        """``pids``: of its processes; what is below 1 is not known."""
         self._expected[session] = _Expected(frozenset(pids), now + QUIET_WITHIN_S)
 
     def settle(self, now: float) -> tuple[list[int], list[int]]:
@@ -52,12 +64,15 @@ class Quiescence:
             there: Collection[int] | None = self._processes()
         except CudaUnavailable:
             there = None  # no word is no leave
-        quiet = [one for one, (pids, _) in self._expected.items() if there is not None and not set(there) & set(pids)]
+        quiet = [one for one, (pids, _) in self._expected.items() if there is not None and self._none_of(pids, there)]
         given_up = [one for one, (_, until) in self._expected.items() if now >= until and one not in quiet]
         self.given_up += len(given_up)
         for session in (*quiet, *given_up):
             del self._expected[session]
         return quiet, given_up
+
+    def _none_of(self, pids: Collection[int], there: Collection[int]) -> bool:
+        return not set(there) & set(pids) and (min(pids, default=1) > 0 or all(map(self._lives, there)))
 
 
 @cache

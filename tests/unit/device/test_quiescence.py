@@ -29,6 +29,16 @@ def test_they_stay_out_of_use_when_it_never_does() -> None:
     assert (len(quiescence), quiescence.given_up) == (0, 1)
 
 
+def test_of_a_process_that_nobody_knows_the_driver_shows_nothing_when_all_it_shows_live() -> None:
+    there, living = {10, 11}, {10}
+    quiescence = Quiescence(lambda: there, living.__contains__)
+    quiescence.expect(1, [-1], 0.0)
+    quiescence.expect(2, [12], 0.0)
+    assert quiescence.settle(0.0) == ([2], []), "11 could be the first session's"
+    there.discard(11)
+    assert quiescence.settle(0.1) == ([1], [])
+
+
 def test_no_word_is_no_leave() -> None:
     def silent() -> set[int]:
         raise CudaUnavailable("no NVML")
