@@ -55,6 +55,8 @@ def generate(  # noqa: PLR0913 - keywords with defaults
     """
     refuse_keywords(kwargs)
     refuse_settings(kwargs)
+    if kwargs.get("generation_config") is not None:
+        refuse_settings(vars(kwargs["generation_config"]))
     if pool is not None and namespace is None:
         namespace = namespace_of(model)
     paged = PagedModel(model, pool, namespace, on_lost=on_lost, on_full=on_lost, timeout_s=timeout_s)

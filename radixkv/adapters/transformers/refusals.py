@@ -17,10 +17,15 @@ SETTINGS: dict[str, tuple[object, ...]] = {
     "use_mtp": (False,),
     "output_attentions": (False,),
     "output_hidden_states": (False,),
+    "constraints": (),
+    "force_words_ids": (),
+    "is_assistant": (False,),
+    "speculation_type": (),
+    "token_healing": (False,),
     "cache_implementation": ("dynamic",),
     "use_cache": (True,),
 }
-"""Generation settings that ask for another loop or another cache, and what they may be beside None."""
+"""Generation settings that ask for another loop, cache or prompt, and what they may be beside None."""
 
 KEYWORDS = ("assistant_model", "assistant_tokenizer", "custom_generate", "inputs_embeds", "past_key_values",
             "position_ids", "synced_gpus")  # fmt: skip
