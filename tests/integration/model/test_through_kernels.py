@@ -23,13 +23,14 @@ POOL = {"layers": 30, "kv_heads": 3, "head_dim": 64, "page_size": 4, "pages": 40
 
 def test_through_the_torch_reference(smollm2_model: Any, daemon_factory: Any) -> None:
     with radixkv.connect(daemon_factory(pools=[POOL]).endpoint) as client:
-        worst, sharing = worst_difference(smollm2_model, client.pool(), "torch", (2, 3, 4))
+        worst, sharing = worst_difference(smollm2_model, client.pool(), "torch", (2, 3, 2))
     print(f"worst difference of a logit: {worst:.1e}")
     assert 0.0 < worst <= LOGITS_DIFFER_AT_MOST
-    assert sharing == 4
+    assert sharing == 2
 
 
-@pytest.mark.parametrize(("rows", "guesses"), [(1, 1), pytest.param(2, 7, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("rows", "guesses"), [(1, 1), (2, 7)])
 def test_through_the_triton_kernels_interpreted(
     smollm2_files: Any, daemon_factory: Any, rows: int, guesses: int
 ) -> None:

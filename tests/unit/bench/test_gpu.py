@@ -32,12 +32,12 @@ def test_each_check_is_a_process_and_none_stops_the_others() -> None:
         "dead": "import os; os.abort()",
         "slow": "import threading; threading.Event().wait(60)",
     }
-    found = dict(gpu.checked(list(codes), 3.0, lambda name: [sys.executable, "-c", codes[name]]))
+    found = dict(gpu.checked(list(codes), 2.0, lambda name: [sys.executable, "-c", codes[name]]))
     assert found == {
         "right": "ok",
         "wrong": "0.3 is not 0.4",
         "dead": "exit code -6",
-        "slow": "not done within the limit of 3 s",
+        "slow": "not done within the limit of 2 s",
     }
     assert dict(gpu.checked(["late"], 0.0, lambda name: [])) == {"late": "not run: over the limit of 0 s"}
 

@@ -16,7 +16,7 @@ QUICK = settings(deadline=None, derandomize=True, max_examples=15, database=None
 INT = torch.int32
 
 
-@QUICK
+@settings(QUICK, max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_random_problems_leave_the_same_bytes_as_the_reference(seed: int) -> None:
     """Odd sizes, any strides, all kinds; what is between and around the pages counts, too."""
