@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 import radixkv
@@ -32,6 +33,7 @@ from radixkv.device.copying import LOAD_NICE, SAVE_NICE, behave
 
 PAGE_BYTES = {"700k": 737_280, "4m": 4 * 2**20}
 """A page of 16 tokens of SmolLM2-135M in float32, and a large one."""
+LAYERS = {"700k": 30, "4m": 32}
 DIRECTIONS = {"d2h": True, "h2d": False}
 NICENESS = {"d2h": SAVE_NICE, "h2d": LOAD_NICE}
 
@@ -60,6 +62,7 @@ def rows() -> Iterator[Row]:
     for direction in DIRECTIONS:
         worse = min((row for row in made if direction in row.name), key=lambda row: row.value)
         yield replace(worse, name=f"copy.{direction}_ratio", bar=RATIO_BAR, at_least=True)
+    yield from map(by_layer, PAGE_BYTES)
     yield clean_row()
     yield from control()
 
@@ -86,7 +89,7 @@ class Arenas:
 
 
 @contextmanager
-def arenas(arena_bytes: int, page_bytes: int) -> Iterator[Arenas]:
+def arenas(arena_bytes: int, page_bytes: int, layers: int = 1) -> Iterator[Arenas]:
     size = arena_bytes - arena_bytes % page_bytes
     with ExitStack() as stack:
         views, fds = [], []
@@ -95,7 +98,8 @@ def arenas(arena_bytes: int, page_bytes: int) -> Iterator[Arenas]:
             stack.callback(os.close, fds[-1])
             views.append(np.frombuffer(arena.map_shared(fds[-1], size), np.uint8).reshape(-1, page_bytes))
             views[-1][:] = number
-        copier = ProcessCopier({"default": PoolTiers(page_bytes, fds[:1], fds[1:])})
+        tiers = PoolTiers(page_bytes, fds[:1], fds[1:], layers=layers, layer_bytes=page_bytes // layers)
+        copier = ProcessCopier({"default": tiers})
         stack.callback(copier.close)
         yield Arenas(views[0], views[1], copier)
 
@@ -125,6 +129,22 @@ def throughput(size: str) -> Iterator[Row]:
             yield replace(median_row(f"copy.{direction}_ratio_{size}", "x", ratios), value=min(ones) / min(ours))
 
 
+def by_layer(size: str) -> Row:
+    """The same load layer by layer, and page by page, in turns: as ``throughput``, the fastest of each."""
+    with arenas(ARENA_BYTES, PAGE_BYTES[size], LAYERS[size]) as memory, quiet():
+        whole = memory.batch(0, slice(None), to_host=False)
+        layered = structs.replace(whole, by_layer=True)
+        pages, layers = [], []
+        for _ in rounds(1 + ROUNDS):
+            pages.append(seconds(lambda: copy_now(memory.copier, whole)))
+            memory.host[:, 0] += 1
+            layers.append(seconds(lambda: copy_now(memory.copier, layered)))
+            if not np.array_equal(memory.device[memory.order, 0], memory.host[:, 0]):
+                raise RuntimeError("the pages did not arrive")
+    ratios = summarize(one / other for one, other in zip(pages[1:], layers[1:], strict=True))
+    return replace(median_row(f"copy.by_layer_ratio_{size}", "x", ratios), value=min(pages) / min(layers))
+
+
 def rounds(most: int, budget_s: float = BUDGET_S) -> Iterator[int]:
     """As many as there is time for, at least two."""
     begin = time.monotonic()
@@ -141,9 +161,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 def copy_now(copier: ProcessCopier, copy: Copy) -> None:
     copier.submit(copy)
-    while not (ended := copier.completions()):
+    ended: list[CopyDone] = []
+    while not ended:
         select.select([copier], [], [])
-    if not all(isinstance(end, CopyDone) and end.ok for end in ended):
+        ended = [said for said in copier.completions() if isinstance(said, CopyDone)]
+    if not all(end.ok for end in ended):
         raise RuntimeError("a copy failed")
 
 

@@ -106,6 +106,10 @@ CANARIES = [
     Canary("same-generation", "pages keep their generation", bugs.same_generation, WORLD, "simulator"),
     Canary("reply-first", "a reply leaves before its descriptors", bugs.reply_first, WORLD, "simulator", SLOW),
     Canary("resumes-unproven", "generations of claims do not matter", bugs.unproven, WORLD, "simulator", SLOW),
+    Canary("early-unnamed", "who is early is not told what loads", bugs.nothing_is_loading, WORLD, "simulator", SLOW),
+    Canary("layers-too-soon", "more layers are told than are there", bugs.layers_too_soon, WORLD, "simulator", SLOW),
+    Canary("tiers-unnamed", "the same, with two tiers and no world", bugs.nothing_is_loading, ("I4", "I11"), "tiers"),
+    Canary("tiers-too-soon", "the same, with two tiers and no world", bugs.layers_too_soon, ("I4", "I11"), "tiers"),
     Canary("any-epoch", "requests outlive the daemon they were for", bugs.any_epoch, WORLD, "simulator", SLOW),
 ]
 

@@ -14,8 +14,11 @@ from radixkv import commands
 from radixkv.client.outbox import Deferred
 from radixkv.device import writer
 from radixkv.device.writer import TableWriter
-from radixkv.engine import resume
+from radixkv.engine import early, resume
+from radixkv.engine.host import Copying
+from radixkv.engine.sequence import Sequence
 from radixkv.engine.state import State
+from radixkv.engine.tiering import Tiering
 from radixkv.sessions.registry import Registry
 
 
@@ -70,3 +73,21 @@ def same_generation() -> AbstractContextManager[Any]:
         self._generations[again] = before[again]
 
     return patch.dict(writer._STORE, {commands.Assign: assign})
+
+
+def nothing_is_loading() -> AbstractContextManager[Any]:
+    right = early.begin
+
+    def begin(seq: Sequence, plan: early.EarlyPlan, reply: commands.Reserved) -> commands.Reserved:
+        return replace(right(seq, plan, reply), loading=commands.NO_RANGE)
+
+    return patch.object(early, "begin", begin)
+
+
+def layers_too_soon() -> AbstractContextManager[Any]:
+    right = Tiering.progress
+
+    def progress(self: Tiering, copying: Copying, outcome: commands.CopyProgress) -> None:
+        right(self, copying, replace(outcome, layers=outcome.layers + 1))
+
+    return patch.object(Tiering, "progress", progress)

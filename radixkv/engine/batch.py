@@ -119,7 +119,8 @@ def _check(state: State, session: Worker, item: Commit) -> None:
 
 def _complete(session: Worker, pool: Pool, seq: Sequence, n: int) -> None:
     """The first ``n`` tokens are. Errors: BadRequest, CopyFailed."""
-    early.whole(seq)
+    if seq.load is not None or seq.lost:
+        early.whole(seq)
     if pool.publishing:
         pool.settle(seq)
     if pool.config.ranks > len(session.ranks):

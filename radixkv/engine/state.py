@@ -255,7 +255,8 @@ class State:
         Errors: StaleHandle, BadRequest (pages are still loading), CopyFailed.
         """
         seq, pool = found = self.known(session, identity)
-        early.whole(seq)
+        if seq.load is not None or seq.lost:
+            early.whole(seq)
         if pool.publishing:
             pool.settle(seq)
         return found

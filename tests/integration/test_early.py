@@ -1,7 +1,7 @@
 """Sequences that are there before their pages are: a real daemon, its copier, and every byte looked at.
 
-A page has three layers of 256 KiB, so that the copier brings one after the other. Every word of a page's layer is the
-same number, which no other page or layer has. The daemon recounts its invariants after each step.
+A page has three layers of 256 KiB: the copier brings two of them, and then the last. Every word of a page's layer is
+the same number, which no other page or layer has. The daemon recounts its invariants after each step.
 """
 
 from __future__ import annotations

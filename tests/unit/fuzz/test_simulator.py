@@ -44,6 +44,15 @@ def test_a_seed_does_the_same_in_every_process():
     assert told("1") == told("2") != ""
 
 
+@pytest.mark.parametrize(("bug", "key"), [(bugs.nothing_is_loading, "early0"), (bugs.layers_too_soon, "early62")])
+def test_a_read_of_what_has_not_been_loaded_yet_is_noticed(bug, key):
+    """In worlds in which somebody is early; without the bug there is nothing to find in them."""
+    assert shrink.run(Setup(key), 1000) is None
+    with bug():
+        found = shrink.run(Setup(key), 1000)
+    assert found is not None and found.name == "I4" and "layers" in str(found.error)
+
+
 def test_what_fails_is_shrunk_and_can_be_run_again():
     fuzzer = FUZZERS["simulator"]
     with bugs.fence_ignored():
