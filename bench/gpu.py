@@ -1,8 +1,8 @@
 """``python -m bench.gpu``: on a machine with a CUDA device, every kernel checked, then timed, in under five minutes.
 
-Needs torch and Triton alone. ``--json``: one document, bars included; without, lines for people. Exit 1 if a check
-failed or did not get its turn, or a bar is missed. Without a CUDA device it says so and ends well. The rows are
-explained in docs/kernels.md.
+Needs torch and Triton alone, and cuda-bindings for the rows of ``bench.gpu_memory``. ``--json``: one document, bars
+included; without, lines for people. Exit 1 if a check failed or did not get its turn, or a bar is missed. Without a
+CUDA device it says so and ends well. The rows are explained in docs/kernels.md and docs/cuda.md.
 
 Each check is a process of its own, several at once: Triton compiles for seconds before a kernel runs, and a kernel that
 faults takes its process's device context with it, so the others still tell what they find. Times are taken afterwards,
@@ -28,7 +28,7 @@ from bench.gpu_checks import CHECKS, name_of
 from bench.gpu_times import timings
 from bench.rows import Row, as_text, wants_json
 
-CHECKS_S, TIMES_S = 150.0, 110.0
+CHECKS_S, TIMES_S, MEMORY_S = 140.0, 100.0, 55.0
 """Limits: what is not done by then is reported as not done, so that one visit is never longer than five minutes."""
 AT_ONCE = min(8, os.cpu_count() or 1)
 ROOT = Path(__file__).parents[1]
@@ -93,6 +93,24 @@ def timed(rows: Iterator[Row], report: Report, limit_s: float = TIMES_S) -> Iter
         report.checks["timings"] = f"{type(error).__name__}: {error}"
 
 
+def with_memory(report: Report, limit_s: float = MEMORY_S) -> None:
+    """What ``bench.gpu_memory`` finds, in a process of its own; it needs cuda-bindings beside torch and Triton."""
+    command = [sys.executable, "-m", "bench.gpu_memory", "--json"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        report.checks["memory"] = f"not done within the limit of {limit_s:.0f} s"
+        return
+    if done.stdout:
+        found = json.loads(done.stdout)
+        report.checks |= found["checks"]
+        report.rows += [Row.from_json(json.dumps(row)) for row in found["rows"]]
+    elif done.returncode:
+        report.checks["memory"] = done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
+    else:
+        report.left_out.append(f"memory: {done.stderr.strip()[-300:]}")
+
+
 def about(device: str) -> dict[str, str]:
     properties = torch.cuda.get_device_properties(device)
     return {
@@ -116,6 +134,7 @@ def main() -> None:
         print(f"{'ok' if found == 'ok' else 'FAILED'} {name}{'' if found == 'ok' else ': ' + found}", file=sys.stderr)
     for made in timed(timings("cuda", report.left_out), report):
         print(as_text(made), file=sys.stderr if as_json else sys.stdout, flush=True)
+    with_memory(report)
     report.seconds = round(time.monotonic() - began, 1)
     if as_json:
         print(report.as_json())
