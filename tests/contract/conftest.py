@@ -11,7 +11,10 @@ import pytest
 import radixkv
 from tests.contract.facade import LoopThread, install
 
-BOTH_SHELLS = {"test_early", "test_fences", "test_reserve", "test_sequence", "test_step", "test_suspend"}
+BOTH_SHELLS = {
+    "test_early", "test_fences", "test_reserve", "test_retention", "test_sequence", "test_step",
+    "test_suspend",
+}  # fmt: skip
 """Modules that run for the blocking and for the asyncio client."""
 BOTH_AT_LENGTH = {
     "test_agreement", "test_connect", "test_fork", "test_restart", "test_resume", "test_storm", "test_threads",

@@ -159,6 +159,28 @@ def test_who_takes_nothing_is_given_up_and_others_are_served(publish: Any, tmp_p
         deaf.close()
 
 
+def test_who_goes_away_during_a_replay_is_forgotten(publish: Any, tmp_path: Path) -> None:
+    told, _ = publish()
+    for number in range(200):
+        told.take(prompt(number * 1_000_000, 1024))
+        settle(told)
+    gone = Listener(*places_in(tmp_path), queue=1)
+    gone.ask(0)
+    assert told.replay is not None and told.replay.poll(10_000)
+    for _ in range(100):
+        told.work(0.0)
+    assert told.statistics()["replays_running"] == 1
+    gone.close()
+    for _ in range(1000):
+        told.work(events.REPLAY_PATIENCE_S)  # it is due again, and not given up for its patience
+        if not told.statistics()["replays_running"]:
+            break
+        told.replay.poll(10)
+    seen = told.statistics()
+    assert (seen["replays"], seen["replays_running"], seen["replays_given_up"]) == (1, 0, 1)
+    assert told.wait_s(0.0) == float("inf")
+
+
 def test_no_more_replays_than_allowed(publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "REPLAYS", 16)
     told, listener = publish()
