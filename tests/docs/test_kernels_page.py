@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu_times import BARRED
+from bench.gpu import CHECKS_S, MEMORY_S, TIMES_S
+from bench.gpu_times import BARRED, SHARE_OF_COPY
 from bench.roofline import LAUNCHES
 from radixkv import kernels
 from radixkv.kernels.options import Options, Rotary
@@ -27,6 +28,13 @@ def test_every_row_of_the_roofline_is_on_the_page_with_its_bar() -> None:
         line = next(line for line in PAGE.splitlines() if line.startswith(f"| `roofline.{launch.name}`"))
         assert launch.bar is None or line.endswith(f"| {launch.bar} |")
     assert f"`gpu.decode_{BARRED}_of_copy`" in PAGE
+
+
+def test_the_limits_on_the_page_are_those_of_the_script_and_below_five_minutes() -> None:
+    for limit in (CHECKS_S, TIMES_S, MEMORY_S):
+        assert f"within {limit:.0f} s" in PAGE.replace("\n", " ")
+    assert CHECKS_S + TIMES_S + MEMORY_S < 300
+    assert f"at least {SHARE_OF_COPY}" in PAGE
 
 
 def test_the_page_says_plainly_that_no_gpu_has_run_them() -> None:
