@@ -11,7 +11,7 @@ import sys
 
 from bench.rows import Row, print_table, wants_json
 
-MODULES = ("index", "ipc", "daemon", "deaths", "copy", "replay")
+MODULES = ("index", "ipc", "daemon", "deaths", "copy", "events", "replay")
 
 
 def rows_of(module: str) -> list[Row]:

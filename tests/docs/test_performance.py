@@ -9,17 +9,19 @@ import pytest
 
 from bench.__main__ import MODULES
 from bench.copy import DIRECTIONS, PAGE_BYTES
+from bench.events import PHASES
 from bench.ipc import LENGTHS
 from bench.peers.recipes import PEERS
 from bench.scale import BYTES_BAR
 
 FOLDER = Path(__file__).parents[2]
 PAGE = (FOLDER / "docs" / "performance.md").read_text(encoding="utf-8")
-NAME = re.compile(r'f?"((?:index|ipc|daemon|deaths|copy|replay)\.[\w{}]+)"')
+NAME = re.compile(r'f?"((?:index|ipc|daemon|deaths|copy|events|replay)\.[\w{}]+)"')
 FILLED = {
     "{tokens}": [str(tokens) for tokens in LENGTHS],
     "{part}": list(BYTES_BAR),
     "{edges}": ["1"],
+    "{phase}": list(PHASES),
     "{name}": ["one", "all"],
     "{direction}": list(DIRECTIONS),
     "{size}": list(PAGE_BYTES),
@@ -29,7 +31,7 @@ FILLED = {
 def printed_names() -> list[str]:
     """The names of all rows, as the modules' source has them."""
     names = []
-    for module in ("index", "scale", "ipc", "daemon", "deaths", "copy", "replay"):
+    for module in ("index", "scale", "ipc", "daemon", "deaths", "copy", "events", "replay"):
         for name in NAME.findall((FOLDER / "bench" / f"{module}.py").read_text(encoding="utf-8")):
             gaps = re.findall(r"{\w+}", name)
             for values in product(*(FILLED[gap] for gap in gaps)):
