@@ -23,17 +23,20 @@ pytestmark = [
 SUITES = {
     "driver": (["tests/cuda/on_driver"], 20),
     "copier": (["tests/unit/device/test_copier.py", "-k", "come_back or order_of or no_sense or in_flight"], 12),
-    "contract": (["tests/contract/test_reserve.py", "tests/contract/test_fences.py", "-k", "not aio"], 50),
+    "contract": (["tests/contract/test_fences.py", "-k", "not aio"], 12),
 }
 """Arguments, and how many tests there are at least."""
 AT_LENGTH = {
+    "bench": (["tests/cuda/on_driver/test_bench.py", "-m", "long"], 1),
     "copier, all": (["tests/unit/device/test_copier.py"], 24),
     "host tier": (["tests/integration/test_host_tier.py", "-k", "not has_the_same_memory"], 12),
-    "contract, more": (
-        [f"tests/contract/test_{name}.py" for name in ("sequence", "step", "suspend", "ranks", "resume")], 150,
-    ),
+    "reserve": (["tests/contract/test_reserve.py"], 60),
+    "sequence": (["tests/contract/test_sequence.py"], 60),
+    "step": (["tests/contract/test_step.py"], 20),
+    "ranks": (["tests/contract/test_ranks.py"], 18),
+    "resume": (["tests/contract/test_resume.py"], 20),
     "deaths": (["tests/integration/test_worker_deaths.py"], 5),
-}  # fmt: skip
+}
 """Those that take minutes: ``-m long``."""
 
 

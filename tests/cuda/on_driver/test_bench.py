@@ -10,6 +10,7 @@ from bench import gpu_memory
 from radixkv.device import cuda_driver
 
 
+@pytest.mark.long
 def test_checks_and_rows(control: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_memory, "WINDOW_BYTES", 16 * 2**20)
     device = cuda_driver.devices()[0]
