@@ -154,6 +154,8 @@ class Daemon:
         self._events = parts.events
         uuids = sorted({uuid for pool in self._pools.values() for uuid in pool.placement.uuids})
         self._quiescence = Quiescence(partial(processes_on, uuids)) if uuids else None
+        if self._quiescence is not None and (why := self._quiescence.try_out()):
+            self._log.warning("pages of workers that die will stay out of use", reason=why)
         self._recent: deque[tuple[float, Command | _Outline]] = deque(maxlen=_RECENT_COMMANDS)
         self._recounts = paranoid or sum(pool.pages for pool in config.pools) <= CHECK_PAGES_MAX
         self._now = self._started = self._ticked = time.monotonic()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from radixkv.errors import ConfigError, RadixKVError
 
-INSTALL = "pip install 'radixkv[cuda]'"
+INSTALL = "pip install -e '.[cuda]' in the checkout"
 _KILL_THE_CONTEXT = frozenset(
     f"CUDA_ERROR_{name}"
     for name in (

@@ -49,6 +49,14 @@ class Quiescence:
         self.given_up = 0
         """Sessions, so far, whose pages stay in quarantine: the driver never said that their processes are gone."""
 
+    def try_out(self) -> str:
+        """Ask once, at the start, for what is asked first takes longest. Returns why there is no word, or nothing."""
+        try:
+            self._processes()
+        except CudaUnavailable as error:
+            return error.message
+        return ""
+
     def __len__(self) -> int:
         return len(self._expected)
 

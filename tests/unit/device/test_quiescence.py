@@ -44,6 +44,7 @@ def test_no_word_is_no_leave() -> None:
         raise CudaUnavailable("no NVML")
 
     quiescence = Quiescence(silent)
+    assert quiescence.try_out() == "no NVML" and Quiescence(set).try_out() == ""
     quiescence.expect(1, [10], 0.0)
     assert quiescence.settle(0.0) == ([], [])
     assert quiescence.settle(QUIET_WITHIN_S) == ([], [1])
