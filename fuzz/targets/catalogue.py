@@ -37,9 +37,10 @@ SIMULATOR = dict.fromkeys(
         "granted", "hit_tokens", "shadow_pages", "evicted_pages", "forks", "adopted", "wound down",
     ),
     50,
-) | {"read, overwritten": 10, "copier dies": 20}  # fmt: skip
+) | {"read, overwritten": 10, "copier dies": 20, "early": 20, "read by layer": 3}  # fmt: skip
 """``late commit``: of a session that is over; ``torn``: a command of which only a part was stored; ``kept``: sequences
-that went on with another daemon; ``read, overwritten``: and ``valid()`` said so."""
+that went on with another daemon; ``read, overwritten``: and ``valid()`` said so; ``read by layer``: pages that were
+still loading, as far as was told."""
 
 FUZZERS = {
     fuzzer.name: fuzzer

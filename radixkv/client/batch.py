@@ -33,7 +33,16 @@ from radixkv.commands import (
     Truncate,
     Truncated,
 )
-from radixkv.errors import BadRequest, RadixKVError, SessionLost, StaleHandle, Timeout, VersionMismatch, from_code
+from radixkv.errors import (
+    BadRequest,
+    CopyFailed,
+    RadixKVError,
+    SessionLost,
+    StaleHandle,
+    Timeout,
+    VersionMismatch,
+    from_code,
+)
 
 
 def as_error(failure: Failure) -> RadixKVError:
@@ -69,6 +78,8 @@ class Item:
     def settle(self, result: Any) -> None:
         if isinstance(result, Failure):
             self.error = self.seq.lost or as_error(result)
+            if isinstance(self.error, CopyFailed):
+                self.seq.not_loaded(self.error)
         else:
             self.error = None
             self.apply(result)

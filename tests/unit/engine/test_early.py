@@ -407,6 +407,22 @@ def test_a_load_goes_on_when_who_has_its_pages_is_over(end):
     assert world.pair.real.snapshot()["pools"]["a"]["evictable_pages"] == 4
 
 
+@pytest.mark.parametrize("freed_first", [True, False], ids=["freed while loading", "freed afterwards"])
+def test_priorities_are_said_of_pages_that_were_loading(freed_first):
+    world = World(pin_limit_pages=4)
+    held, _ = world.early(retain=[commands.Retain(100, 60.0, 1, 3), commands.Retain(0, None, 3, 4)])
+    if freed_first:
+        world.one.free(held)
+        world.pair.finish()
+    else:
+        world.pair.finish()
+        world.one.free(held)
+    assert world.pair.pool.priorities.pinned_pages == 2
+    assert world.one.look(P) == (4, 0)
+    world.one.free(world.one.reserve([77] * 7))
+    assert world.one.look(P)[0] == 3, "the last one leaves first"
+
+
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
