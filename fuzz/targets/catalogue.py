@@ -81,7 +81,7 @@ FUZZERS = {
             EventsTarget,
             lives=300,
             smoke_steps=9_000,
-            wanted={"batch": 1000, "replay": 25, "whole": 50, "settled": 200, "found": 60, "restart": 20},
+            wanted={"batch": 500, "replay": 20, "whole": 50, "settled": 200, "found": 60, "restart": 20},
         ),
         Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),
         Fuzzer("tree", "the prefix tree with each policy of eviction against a dict of token tuples", TreeTarget),

@@ -293,6 +293,7 @@ class Indexer:
         wait_until(self._answers, timeout=60, what="the indexer's start")
 
     def _answers(self) -> bool:
+        assert self.process.poll() is None, "it has ended: somebody else may have got the port"
         try:
             return bool(urllib.request.urlopen(f"{self._url}/health", timeout=1).status == 200)
         except OSError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, WatermarkingConfig
+from transformers import GenerationConfig, TextStreamer, WatermarkingConfig
 from transformers.generation import GenerationMixin
 from transformers.generation.logits_process import TopKLogitsWarper
 
@@ -173,3 +173,12 @@ def test_prompts_may_come_as_they_do_there(models: tuple[Any, Any], pool: Any, a
     ours, theirs = models
     asked = {"max_new_tokens": NEW, "pad_token_id": PAD, **asked}
     assert torch.equal(generate(ours, **asked, pool=pool), theirs.generate(**asked))
+
+
+def test_a_text_streamer_takes_one_row_as_there(models: tuple[Any, Any], pool: Any) -> None:
+    ours, theirs = models
+    asked = {"max_new_tokens": 2, "pad_token_id": PAD, "streamer": TextStreamer(None)}
+    for call in (lambda: generate(ours, IDS, **asked, pool=pool), lambda: theirs.generate(IDS, **asked)):
+        with pytest.raises(ValueError, match="batch size 1"):
+            call()
+    assert pool.client.stats()["pools"]["default"]["sequences"] == 0
