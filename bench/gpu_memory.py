@@ -200,7 +200,7 @@ class Copies:
         fd = cuda_arena.create(device, cuda_arena.whole_bytes(device, self.size))
         self.addresses = _mapped(device, fd, self.size)
         host_fd = arena.create("bench", self.size)
-        self.tiers = CudaTiers((page_bytes, pages), [fd], [host_fd], [device.uuid])
+        self.tiers = CudaTiers((page_bytes, 1, page_bytes, pages), [fd], [host_fd], [device.uuid])
         (self._rank,) = self.tiers._ranks
         self._stream = Stream(device)
 

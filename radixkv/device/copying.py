@@ -120,7 +120,7 @@ def open_tiers(order: Sequence[Any]) -> Copying:
         return Tiers.map((page_bytes, layers, layer_bytes), device_fds, host_fds)
     from radixkv.device.cuda_copying import CudaTiers
 
-    return CudaTiers((page_bytes, pages), device_fds, host_fds, uuids)
+    return CudaTiers((page_bytes, layers, layer_bytes, pages), device_fds, host_fds, uuids)
 
 
 def map_pages(fd: int, page_bytes: int) -> Pages:

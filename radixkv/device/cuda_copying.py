@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from radixkv.device import cuda_arena, cuda_driver
-from radixkv.device.copying import CONTEXT_LOST, Pages, Progress, map_pages, runs_of
+from radixkv.device.copying import CONTEXT_LOST, Pages, Progress, Slab, map_pages, runs_of, slabs
 from radixkv.device.cuda_arena import Range
 from radixkv.device.cuda_driver import CudaError, Device
 from radixkv.device.cuda_stream import Stream
@@ -37,13 +37,19 @@ class _Rank:
 
 
 class CudaTiers:
-    """One pool's memory, mapped and pinned. ``shape``: page_bytes and how many pages the device tier has."""
+    """One pool's memory, mapped and pinned.
+
+    ``shape``: bytes from page to page, layers and bytes of each, as ``copying.Tiers`` has it; and how many pages the
+    device tier has.
+    """
 
     def __init__(
-        self, shape: tuple[int, int], device_fds: Sequence[int], host_fds: Sequence[int], uuids: Sequence[str]
+        self, shape: tuple[int, int, int, int], device_fds: Sequence[int], host_fds: Sequence[int], uuids: Sequence[str]
     ) -> None:
         """Takes the descriptors over. Errors: CudaUnavailable, CudaError."""
-        self._page_bytes, self._pages = shape
+        self._page_bytes, layers, layer_bytes, self._pages = shape
+        self._whole = Slab(layers, 0, self._page_bytes)
+        self._slabs = slabs(self._page_bytes, layers, layer_bytes)
         self._ranks = []
         for fd, host_fd, device in zip(device_fds, host_fds, cuda_driver.find(uuids), strict=True):
             addresses = Range(device, cuda_arena.whole_bytes(device, self._page_bytes * self._pages))
@@ -54,29 +60,39 @@ class CudaTiers:
             self._host_pages = len(host)
             self._ranks.append(_Rank(device, addresses, host))
 
-    def copy(self, sources: bytes, targets: bytes, to_host: bool, progress: Progress | None = None) -> bool:  # noqa: ARG002
-        """The contract of ``copying.Copying``, whole pages always. Does not return from an error that has killed a
-        context."""
+    def copy(self, sources: bytes, targets: bytes, to_host: bool, progress: Progress | None = None) -> bool:
+        """The contract of ``copying.Copying``. Does not return from an error that has killed a context."""
         giving, taking = (self._pages, self._host_pages) if to_host else (self._host_pages, self._pages)
-        runs = runs_of(sources, targets, giving, taking)
-        if runs is None:
+        found = runs_of(sources, targets, giving, taking)
+        if found is None:
             return False
+        runs = list(found)
         try:
-            for source, target, count in runs:
-                for rank in self._ranks:
-                    self._ask(rank, (source, target, count), to_host)
-            for event in [(rank.save if to_host else rank.load).record() for rank in self._ranks]:
-                event.synchronize()
+            for slab in [self._whole] if progress is None else self._slabs:
+                for run in runs:
+                    for rank in self._ranks:
+                        self._ask(rank, run, slab, to_host)
+                for event in [(rank.save if to_host else rank.load).record() for rank in self._ranks]:
+                    event.synchronize()
+                if progress is not None:
+                    progress(slab.layers)
         except CudaError as error:
             return self._failed(error, to_host)
         return True
 
-    def _ask(self, rank: _Rank, run: tuple[int, int, int], to_host: bool) -> None:
-        source, target, count = (pages * self._page_bytes for pages in run)
-        if to_host:
-            rank.save.copy_to_host(rank.host_at + target, rank.device_at + source, count)
-        else:
-            rank.load.copy_to_device(rank.device_at + target, rank.host_at + source, count)
+    def _ask(self, rank: _Rank, run: tuple[int, int, int], slab: Slab, to_host: bool) -> None:
+        """A run of whole pages is one copy; a slab of each of its pages is one a page."""
+        source, target, count = run
+        pages, size = [0], count * self._page_bytes
+        if slab is not self._whole:
+            pages, size = list(range(count)), slab.end - slab.begin
+        for page in pages:
+            here = (source + page) * self._page_bytes + slab.begin
+            there = (target + page) * self._page_bytes + slab.begin
+            if to_host:
+                rank.save.copy_to_host(rank.host_at + there, rank.device_at + here, size)
+            else:
+                rank.load.copy_to_device(rank.device_at + there, rank.host_at + here, size)
 
     def _failed(self, error: CudaError, to_host: bool) -> bool:
         """What has been asked for is waited for, so that nothing writes to the targets when this is told."""

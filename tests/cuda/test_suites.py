@@ -22,7 +22,7 @@ pytestmark = [
 
 SUITES = {
     "driver": (["tests/cuda/on_driver"], 20),
-    "copier": (["tests/unit/device/test_copier.py", "-k", "come_back or order_of or no_sense or in_flight"], 12),
+    "copier": (["tests/unit/device/test_copier.py", "-k", "come_back or order_of or no_sense or in_flight or layer"], 14),
     "contract": (["tests/contract/test_fences.py", "-k", "not aio"], 12),
 }
 """Arguments, and how many tests there are at least."""
@@ -35,6 +35,8 @@ AT_LENGTH = {
     "step": (["tests/contract/test_step.py"], 20),
     "ranks": (["tests/contract/test_ranks.py"], 18),
     "resume": (["tests/contract/test_resume.py"], 20),
+    "early": (["tests/integration/test_early.py"], 6),
+    "suspend": (["tests/contract/test_suspend.py"], 10),
     "deaths": (["tests/integration/test_worker_deaths.py"], 5),
 }
 """Those that take minutes: ``-m long``."""
