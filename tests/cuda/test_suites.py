@@ -22,7 +22,7 @@ pytestmark = [
 
 SUITES = {
     "driver": (["tests/cuda/on_driver"], 20),
-    "copier": (["tests/unit/device/test_copier.py", "-k", "come_back or order_of or no_sense or in_flight or layer"], 14),
+    "copier": (["tests/unit/device/test_copier.py", "-k", "come_back or order_of or sense or in_flight or layer"], 14),
     "contract": (["tests/contract/test_fences.py", "-k", "not aio"], 12),
 }
 """Arguments, and how many tests there are at least."""
