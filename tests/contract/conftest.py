@@ -12,7 +12,7 @@ import radixkv
 from tests.contract.facade import LoopThread, install
 
 BOTH_SHELLS = {
-    "test_early", "test_fences", "test_reserve", "test_retention", "test_sequence", "test_step",
+    "test_early", "test_fences", "test_join", "test_reserve", "test_retention", "test_sequence", "test_step",
     "test_suspend",
 }  # fmt: skip
 """Modules that run for the blocking and for the asyncio client."""

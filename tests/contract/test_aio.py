@@ -152,26 +152,6 @@ def test_a_batch(daemon: Any, ns: Any) -> None:
     run(main())
 
 
-def test_tasks_wait_for_what_another_session_computes(daemon: Any, ns: Any, held: Any) -> None:
-    """As in ``test_join.py``: with ``join_timeout``."""
-
-    async def main() -> None:
-        prompt = range(500, 564)
-        async with default_pool(daemon) as pool, default_pool(daemon) as other:
-            seq = await pool.reserve(prompt, namespace=ns)
-            waiting = [
-                asyncio.create_task(other.reserve([*prompt, n], namespace=ns, join_timeout=20.0)) for n in (7, 8, 9)
-            ]
-            await held(sequences=1, queued=3)
-            await seq.commit(64)
-            for task in waiting:
-                async with await task as found:
-                    assert found.cached_tokens == 64
-            await seq.free()
-
-    run(main())
-
-
 # -- cancellation -------------------------------------------------------------------------------------------------
 
 

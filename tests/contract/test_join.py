@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 import radixkv
 
 PROMPT = range(64)
+UNCACHED = itertools.count(1000, 100)
+"""Where prompts begin that no test has computed."""
 WRITER = """
 import sys, radixkv
 pool = radixkv.connect(sys.argv[1]).pool("default")
@@ -58,8 +61,10 @@ def wait_until(client: radixkv.Client, queued: int) -> None:
 
 def test_waiters_share_what_one_computes(endpoint: str) -> None:
     with radixkv.connect(endpoint) as client:
-        seq = client.pool("default").reserve(range(500, 564))
-        waiters = [Waiter(endpoint, [*range(500, 564), extra], 20.0) for extra in (7, 8, 9)]
+        first = next(UNCACHED)
+        prompt = range(first, first + 64)
+        seq = client.pool("default").reserve(prompt)
+        waiters = [Waiter(endpoint, [*prompt, extra], 20.0) for extra in (7, 8, 9)]
         wait_until(client, 3)
         seq.commit(32)
         assert client.stats()["queued"] == 3
