@@ -66,7 +66,7 @@ FUZZERS = {
             TwoTiersTarget,
             lives=300,
             smoke_steps=10_000,
-            wanted={"device hit": 1000, "host hit": 500, "lost": 1000},
+            wanted={"device hit": 1000, "host hit": 500, "lost": 1000, "early": 200},
         ),
         Fuzzer("recovery", "the daemon dies between and within writes; the next one scans the table", RecoveryTarget),
         Fuzzer(

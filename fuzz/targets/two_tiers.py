@@ -1,7 +1,8 @@
 """The engine with a host tier beside a naive two-tier LRU, exactly: a prompt at a time, and copies that end at once.
 
 There is staging room for whatever passes through; nothing is copied ahead of need. Then nothing is lost that a perfect
-LRU of both tiers would still have: what is where, and what is found, must be the model's after every prompt.
+LRU of both tiers would still have: what is where, and what is found, must be the model's after every prompt. Every
+other prompt does not wait for what is loaded, which changes nothing of that.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TwoTiersTarget:
         if not tokens:
             return
         found = self._worker.look(tokens)
-        reply = self._worker.try_reserve(tokens, last_page="keep")
+        reply = self._worker.try_reserve(tokens, last_page="keep", early=self._rng.random() < 0.5)
         self.pair.finish_all()
         if reply is None:
             reply = self.pair.late(self._worker.session)
