@@ -112,8 +112,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _events(events: dict[str, Any], every_counter: bool) -> list[str]:
-    """What routers are told. The numbers that name batches say nothing to people."""
-    rest = {name: value for name, value in events.items() if name not in ("pool", "boot", "next_sequence")}
+    rest = {name: value for name, value in events.items() if name not in ("pool", "boot")}
     return [f"events of pool {events['pool']}, boot {events['boot']}:", *_numbers(rest, every_counter)]
 
 

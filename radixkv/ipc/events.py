@@ -146,7 +146,6 @@ class Events:
         return {
             "pool": self._pool,
             "boot": feed.first >> BOOT_SHIFT,
-            "next_sequence": feed.next,
             "batches": feed.next - feed.first,
             "backlog_bytes": feed.backlog_bytes,
             "ring_batches": feed.next - feed.oldest,

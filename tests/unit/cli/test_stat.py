@@ -64,7 +64,7 @@ def test_a_host_tier_is_shown_below_the_pool() -> None:
 
 
 def test_what_routers_are_told_is_shown_where_there_is_something() -> None:
-    events = {"pool": "default", "boot": 17, "next_sequence": 99, "batches": 1234, "backlog_bytes": 0, "replays": 2}
+    events = {"pool": "default", "boot": 17, "batches": 1234, "backlog_bytes": 0, "replays": 2}
     lines = stat.as_table({**SNAPSHOT, "events": events}).splitlines()
     at = lines.index("events of pool default, boot 17:")
     assert [line.split() for line in lines[at + 1 : at + 4]] == [["batches", "1,234"], ["replays", "2"], []]
