@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, overload
 from torch import Tensor
 
 from radixkv.errors import BadRequest
-from radixkv.kernels import checks, reference_attention, reference_write
+from radixkv.kernels import arguments, checks, reference_attention, reference_write
 from radixkv.kernels.layout import LayerPages
 from radixkv.kernels.options import Attention, Batch, Options, Rotary, tree_bits
 from radixkv.kernels.prefixes import SharedPrefixes
@@ -60,6 +60,7 @@ def decode_attention(
     the first ``lengths[b]`` tokens has any effect, be it NaN. Where values are not checked, a length beyond the table
     or a page id out of the pool gives NaN and a negative length counts as 0; memory outside the pool is never touched.
     """
+    arguments.tensors(q=q, k_pages=k_pages, v_pages=v_pages, page_table=page_table, lengths=lengths)
     checks.decode_shapes(q, k_pages, v_pages, page_table, lengths)
     attention = _options(q, k_pages, options, tree_mask)
     layer = LayerPages(k_pages, v_pages)
@@ -91,6 +92,7 @@ def mla_decode_attention(
     out has C dims instead of C + R: the weighted latents, still to be multiplied by each head's value up-projection.
     scale has no default: it is that of the head dim before absorption. The rest is as in ``decode_attention``.
     """
+    arguments.tensors(q=q, pages=pages, page_table=page_table, lengths=lengths)
     checks.latent_shapes(pages, latent_dim)
     keys = pages[:, :, None, :]
     checks.decode_shapes(q, keys, keys, page_table, lengths)
@@ -121,6 +123,7 @@ def prefill_attention(
     what is behind it belongs to no row and gives zeros and -inf. A row may have one new token (a decode) or none. The
     rest is as in ``decode_attention``.
     """
+    arguments.tensors(q=q, k_pages=k_pages, v_pages=v_pages, page_table=page_table, lengths=lengths, starts=starts)
     checks.prefill_shapes(q, k_pages, v_pages, page_table, lengths, starts)
     attention = _options(q, k_pages, options, None)
     use_triton = _choose(impl, k_pages)
@@ -153,8 +156,11 @@ def append(
     q [T, Hq, D] may be given and comes back turned, from the same launch. Where values are not checked, a slot out of
     the pool is skipped, and a position without angles makes NaN of what it would have turned.
     """
+    arguments.tensors(k=k, v=v, k_pages=k_pages, v_pages=v_pages, slots=slots)
+    arguments.optional(q=q)
     checks.append_shapes(k, v, k_pages, v_pages, slots)
     if rotary is not None:
+        arguments.tensors(cos=rotary.cos, sin=rotary.sin, positions=rotary.positions)
         checks.rotary_fits(rotary, k, k_pages)
     if q is not None:
         checks.query_fits(q, k, rotary)
@@ -180,6 +186,7 @@ def copy_rows(pages: Tensor, rows: Tensor, *, impl: Impl = "auto", check_values:
     if one after the other, so a source may be an earlier entry's target. Where values are not checked, an entry that
     is out of range is skipped.
     """
+    arguments.tensors(pages=pages, rows=rows)
     checks.copy_shapes(pages, rows)
     use_triton = _choose(impl, pages)
     if check_values or not (use_triton and pages.is_cuda):
@@ -222,6 +229,7 @@ def scatter_pages(
 
 
 def _move(pages: Tensor, ids: Tensor, staging: Tensor, impl: Impl, check_values: bool) -> bool:
+    arguments.tensors(pages=pages, ids=ids, staging=staging)
     checks.move_shapes(pages, ids, staging)
     use_triton = _choose(impl, pages)
     if check_values or not (use_triton and pages.is_cuda):
@@ -260,6 +268,7 @@ def _attention(
 
 
 def _options(q: Tensor, k_pages: Tensor, options: Options, tree_mask: Tensor | None) -> Attention:
+    arguments.optional(tree_mask=tree_mask, sinks=options.get("sinks"), alibi_slopes=options.get("alibi_slopes"))
     tree = None
     if tree_mask is not None:
         checks.tree_mask_fits(tree_mask, q)
