@@ -135,6 +135,8 @@ class Feed:
         self.ring_bytes += len(batch)
         while len(self._ring) > self._ring_batches or (self.ring_bytes > BUFFER_BYTES and len(self._ring) > 1):
             self.ring_bytes -= len(self._ring.popleft())
+        if self._fresh is not None and self._fresh.at + 1 < self.oldest:
+            self._fresh = None  # who asked for it is gone
         return self.next - 1, batch
 
     # -- what replays need --------------------------------------------------------------------------------------------

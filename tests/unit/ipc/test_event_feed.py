@@ -174,6 +174,20 @@ def test_everything_for_a_replay_is_made_a_slice_at_a_time_and_once_for_all(told
         assert router.blocks == told.router.blocks
 
 
+def test_a_snapshot_that_nobody_takes_is_dropped(told: Told) -> None:
+    """It would have the ledger keep aside whatever leaves, for good."""
+    list(told.turns())
+    replay = Replay(told.feed, 0)
+    assert replay.message() is None
+    told.turn()
+    del replay
+    assert len(told.ledger._tellings) == 1
+    for page in range(6):
+        told.feed.take([Retire(POOL.name, pack([page]))])
+        told.turn()
+    assert not told.ledger._tellings
+
+
 def test_a_write_larger_than_a_batch_is_told_in_several(told: Told) -> None:
     list(told.turns())
     told.feed.take([Retire(POOL.name, pack(range(PAGES)))])
