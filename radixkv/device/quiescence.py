@@ -89,7 +89,7 @@ def _nvml() -> Any:
     try:
         from cuda.bindings import nvml
     except ImportError as error:
-        raise CudaUnavailable(f"cuda-bindings is not installed; {INSTALL}") from error
+        raise CudaUnavailable(f"there is no cuda-bindings with nvml (13.5.0 has it); {INSTALL}") from error
     try:
         nvml.init_v2()
     except (RuntimeError, nvml.NvmlError) as error:

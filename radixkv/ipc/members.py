@@ -70,7 +70,7 @@ class Host(Protocol):
     def report(self, command: EndSession | MappingGone, pids: Collection[int] = ()) -> bool:
         """True: pages of the session are out of use until nothing of it maps the arena any longer.
 
-        ``pids``: of the processes whose mappings are gone.
+        ``pids``: of the processes whose mappings are gone with them; who said bye may live on.
         """
 
 
@@ -330,7 +330,8 @@ class Members:
                 if not each.closed:
                     each.peer.shut()  # so that it learns it; its end is still seen here
         if session.gone and session.mapped:
-            self._host.report(MappingGone(session.id), [each.peer.pid for each in session.members.values()])
+            died = [each.peer.pid for each in session.members.values() if not each.left]
+            self._host.report(MappingGone(session.id), died)
         if session.gone or (not session.mapped and session.closed):
             del self._sessions[session.id]
             for each in session.members.values():

