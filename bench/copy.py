@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import radixkv
 from bench.clean import clean_row
+from bench.early import early_rows
 from bench.ipc import reserve_and_free
 from bench.rows import Row, report, single
 from bench.rows import row as median_row
@@ -42,6 +43,7 @@ ARENA_BYTES = 256 * 2**20
 ROUNDS = 40
 BUDGET_S = 5.0
 """For the rounds of one row, fewer of them on a machine that is busy."""
+LAYERS_BUDGET_S = 1.5
 RATIO_BAR, CONTROL_BAR = 0.85, 2.0
 
 CONTROL_ARENA_BYTES = 64 * 2**20
@@ -63,6 +65,7 @@ def rows() -> Iterator[Row]:
         worse = min((row for row in made if direction in row.name), key=lambda row: row.value)
         yield replace(worse, name=f"copy.{direction}_ratio", bar=RATIO_BAR, at_least=True)
     yield from map(by_layer, PAGE_BYTES)
+    yield from early_rows()
     yield clean_row()
     yield from control()
 
@@ -135,7 +138,7 @@ def by_layer(size: str) -> Row:
         whole = memory.batch(0, slice(None), to_host=False)
         layered = structs.replace(whole, by_layer=True)
         pages, layers = [], []
-        for _ in rounds(1 + ROUNDS):
+        for _ in rounds(1 + ROUNDS, LAYERS_BUDGET_S):
             pages.append(seconds(lambda: copy_now(memory.copier, whole)))
             memory.host[:, 0] += 1
             layers.append(seconds(lambda: copy_now(memory.copier, layered)))
