@@ -31,9 +31,14 @@ class CudaPoolMemory(PoolMemory):
 
     def __init__(self, mapping: Mapping, before: object = None) -> None:
         """Errors: VersionMismatch, CudaUnavailable, CudaError."""
-        self._before = before.range if isinstance(before, CudaPoolMemory) else None
+        self._before = before if isinstance(before, CudaPoolMemory) else None
         super().__init__(mapping)
         self._before = None
+
+    @property
+    def cache_id(self) -> str:
+        """Which memory this is: the same as long as daemons go on with it."""
+        return self._table.geometry.cache_id
 
     @property
     def range(self) -> Range:
@@ -70,12 +75,13 @@ class CudaPoolMemory(PoolMemory):
         return self.range.pointer + page * self.spec.page_bytes
 
     def _map_arena(self, mapping: Mapping) -> Range:
-        size, uuid = mapping.pool.arena_bytes, mapping.pool.device
+        size, uuid, before = mapping.pool.arena_bytes, mapping.pool.device, self._before
         try:
             (device,) = cuda_driver.find([uuid])
-            kept = self._before
-            addresses = kept if kept is not None and (kept.size, kept.device) == (size, device) else Range(device, size)
-            addresses.map(mapping.arena_fd)
+            fits = before is not None and (before.range.size, before.range.device) == (size, device)
+            addresses = before.range if before is not None and fits else Range(device, size)
+            if before is None or not fits or before.cache_id != self.cache_id:  # else it is mapped there already
+                addresses.map(mapping.arena_fd)
         except (CudaUnavailable, CudaError) as error:
             error.add_note(f"pool {mapping.pool.name!r} is on the CUDA device {uuid}, which this process needs as well")
             raise

@@ -28,8 +28,8 @@ def _rows(memory: CudaPoolMemory) -> Any:
     return signed.view({2: np.uint16, 4: np.uint32}[signed.itemsize])
 
 
-left_to_the_caller = CudaPoolMemory.copy_rows
-"""As it is without this."""
+left_to_the_caller, copied_by_torch = CudaPoolMemory.copy_rows, CudaPoolMemory.copy
+"""As they are without this."""
 CudaPoolMemory._buffer = bytes_of
 CudaPoolMemory._rows = property(_rows)
 CudaPoolMemory.copy_rows = PoolMemory.copy_rows

@@ -67,6 +67,7 @@ def test_two_workers_share_pages_of_a_device(daemon_factory: Any, connect: Any) 
 def test_rows_are_left_to_the_caller(daemon_factory: Any, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the library does it; elsewhere in these tests ``on_fake`` stands for a worker that copies at once."""
     monkeypatch.setattr(CudaPoolMemory, "copy_rows", on_fake.left_to_the_caller)
+    monkeypatch.setattr(CudaPoolMemory, "copy", on_fake.copied_by_torch)
     pool = connect(daemon_factory()).pool()
     answer(pool, document(1, 16))
     with pool.reserve(document(1, 16), namespace=NAMESPACE) as seq:
@@ -218,11 +219,12 @@ def test_a_warm_start_needs_no_driver(daemon_factory: Any, connect: Any, control
 def test_a_context_that_dies_ends_its_pools_cache_and_nothing_else(
     daemon_factory: Any, connect: Any, control: Any, wait_until: Any
 ) -> None:
+    """Whose session ends goes on in another one, with the same memory at the same addresses."""
     tiers = {"pages": 16, "host_pages": 32}
     daemon = daemon_factory(pools=[{"name": "gpu", **tiers}, {"name": "plain", "device": "cpu"}])
     client, bystander = connect(daemon), connect(daemon)
     pool, plain = client.pool("gpu"), bystander.pool("plain")
-    safe = plain.reserve(document(7, 16), namespace=NAMESPACE)
+    at, safe = pool.memory.range, plain.reserve(document(7, 16), namespace=NAMESPACE)
     write(safe)
     held = pool.reserve(document(8, 16), namespace=NAMESPACE)
     write(held)
@@ -244,4 +246,5 @@ def test_a_context_that_dies_ends_its_pools_cache_and_nothing_else(
     assert figures.pools["gpu"].pages["cached"] == 0 and figures.pools["gpu"].host_pages["cached"] == 0
     assert answer(pool, document(1, 24), timeout=20.0) == 0, "a cold pool, and a new copier with it"
     assert answer(pool, document(1, 24)) == 23
+    assert pool.memory.range is at
     assert figures.counters["copier_deaths"] == 1 and daemon.process.poll() is None
