@@ -57,7 +57,7 @@ class Walk:
         self.made = 0
         self.pause = False
         self.hits_before = 0
-        self.told = {"hits": 0, "preempted": 0, "private": 0, "lost": 0, "finished": 0}
+        self.told = {"hits": 0, "preempted": 0, "private": 0, "lost": 0, "waited": 0, "finished": 0}
 
     def step(self) -> None:
         act = self.random.choices(
@@ -112,6 +112,10 @@ class Walk:
 
     def admit(self, request: Any) -> list[tuple[Any, int]]:
         blocks, hits, _ = self.manager.get_computed_blocks(request)
+        if self.leases.waits(request):
+            self.told["waited"] += 1
+            self.waiting.append(self.waiting.pop(0))
+            return []
         new = min(self.random.randrange(1, 12), request.num_tokens - hits)
         given = self.manager.allocate_slots(request, new, num_new_computed_tokens=hits, new_computed_blocks=blocks)
         if given is None:

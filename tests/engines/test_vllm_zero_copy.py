@@ -101,6 +101,12 @@ def test_what_it_computes_is_there_for_others_at_once(daemon: Any, engine: InPla
     assert engine.one(own, salt="somebody else's") == (output, 0)
 
 
+def test_what_comes_at_once_with_the_same_beginning_is_computed_once(engine: InPlace) -> None:
+    document = prompt(24, 5 * BLOCK)
+    results = engine.generate([document + prompt(300 + n, 10) for n in range(4)])["results"]
+    assert [cached for _, cached, _ in results] == [0, *[len(document)] * 3]
+
+
 def test_fifty_requests_at_once_with_aborts_leave_nothing_behind(daemon: Any, engine: InPlace, wait_until: Any) -> None:
     """More than the pages can hold: those that find none are computed in the engine's own blocks."""
     shared = prompt(22, 3 * BLOCK)
@@ -165,7 +171,7 @@ def rest_of(walk: Any) -> dict[str, int]:
     told: dict[str, int] = json.loads(walk.communicate("go on\n")[0])
     assert walk.returncode == 0
     print(told)
-    assert min(told[what] for what in ("hits", "hits_after", "preempted", "private", "finished")) > 0
+    assert min(told[what] for what in ("hits", "hits_after", "preempted", "private", "waited", "finished")) > 0
     return told
 
 

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from radixkv.adapters.vllm.blocks import full_blocks, usable_blocks
+from radixkv.adapters.vllm.blocks import TOKEN_BYTES, full_blocks, usable_blocks
 from radixkv.adapters.vllm.door import Door
 from radixkv.adapters.vllm.namespace import Namespaces
+from radixkv.client.namespace import Namespace
 from radixkv.client.sync import Pool, Sequence
 from radixkv.client.tokens import pack
 from radixkv.errors import StaleHandle
@@ -30,11 +31,15 @@ from radixkv.errors import StaleHandle
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """blocks: vLLM's, one a page. shared: the first so many are complete, and never written.
-    held: of so many vLLM's count of references is one higher, so that they never look free."""
+    """tokens: of the prompt, packed. blocks: vLLM's, one a page.
+    shared: the first so many are complete, and never written.
+    held: of so many vLLM's count of references is one higher, so that they never look free.
+    """
 
     request: Any
     seq: Sequence
+    namespace: Namespace
+    tokens: bytes
     blocks: list[Any]
     shared: int
     held: int = 0
@@ -74,10 +79,20 @@ class Leases:
     def count(self) -> int:
         return len(self._leases)
 
+    def waits(self, request: Any) -> bool:
+        """Whether a request that could be scheduled had better wait: another one of this engine is computing, right
+        now, more than half of either's prompt. A request that waits has no pages."""
+        lease = self._leases.get(request.request_id)
+        if lease is None or not any(self._computes_for(other, lease) for other in self._leases.values()):
+            return False
+        self._let_go(self._leases.pop(request.request_id))
+        return True
+
     # -- instead of vLLM's --------------------------------------------------------------------------------------------
 
     def computed_blocks(self, request: Any) -> tuple[Any, int, int]:
         """What is computed of a request that is to be scheduled. vLLM may ask several times."""
+        self._publish()
         lease = self._lease(request)
         if lease is None:
             found = self._computed_blocks(request)
@@ -119,11 +134,8 @@ class Leases:
     # -- vLLM's steps -------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Before each step, when all earlier ones are done: publish the prompts that they completed."""
-        for lease in self._leases.values():
-            full = self._complete(lease)
-            if full > lease.shared:
-                self._commit(lease, full)
+        """Before each step, when all earlier ones are done."""
+        self._publish()
         self._end_some()
 
     def lost_blocks(self) -> set[int]:
@@ -165,7 +177,7 @@ class Leases:
             seq = self._door.ask("reserve", reserve)
             if seq is not None:
                 blocks = [self._pool.blocks[self._place.first + int(page)] for page in seq.page_table]
-                lease = Lease(request, seq, blocks, seq.writable_from_tokens // self._size)
+                lease = Lease(request, seq, namespace, tokens, blocks, seq.writable_from_tokens // self._size)
                 self._leases[request.request_id] = lease
         return lease
 
@@ -176,6 +188,24 @@ class Leases:
         self._place.move(memory)
         self._place.memory = memory
         return True
+
+    def _publish(self) -> None:
+        """The prompts that the steps so far have completed."""
+        for lease in self._leases.values():
+            full = self._complete(lease)
+            if full > lease.shared:
+                self._commit(lease, full)
+
+    def _computes_for(self, other: Lease, lease: Lease) -> bool:
+        """Whether what ``other`` computes is worth waiting for."""
+        full = full_blocks(other.request.num_prompt_tokens, self._size)
+        usable = usable_blocks(lease.request.num_prompt_tokens, self._size)
+        needed = max(lease.shared, max(full, usable) // 2) + 1
+        if other is lease or needed > min(full, usable) or other.namespace != lease.namespace:
+            return False
+        computing = other.shared < full and other.blocks[other.shared].ref_cnt > 0
+        common = needed * self._size * TOKEN_BYTES
+        return computing and other.tokens[:common] == lease.tokens[:common]
 
     def _may_be_cached(self, request: Any) -> bool:
         tokens = request.prompt_token_ids

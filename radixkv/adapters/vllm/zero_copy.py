@@ -148,9 +148,13 @@ class RadixKVZeroCopyConnector(KVConnectorBase_V1):  # type: ignore[misc]
         namespaces = Namespaces(self._vllm_config.model_config.model, about)
         Shared.leases = Leases(Shared.door, namespaces, Shared.place, kv_cache_manager)
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:  # noqa: ARG002
-        """Hits are computed blocks to vLLM (``Leases.computed_blocks``)."""
-        return 0, False
+    def get_num_new_matched_tokens(
+        self,
+        request: Any,
+        num_computed_tokens: int,  # noqa: ARG002 - vLLM's signature
+    ) -> tuple[int | None, bool]:
+        """Hits are computed blocks to vLLM (``Leases.computed_blocks``). None: it asks again before the next step."""
+        return None if self._leases.waits(request) else 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Nothing to load."""
