@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from radixkv.kernels import blocks, triton_attention, triton_write
+from radixkv.kernels import blocks, triton_attention, triton_quantized, triton_write
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -34,10 +34,11 @@ SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
+            torch.uint8: "*u8", torch.int8: "*i8",
             torch.int64: "*i64", torch.bool: "*i1"}  # fmt: skip
 KERNELS = (
     (triton_attention, "plan"), (triton_attention, "attend"), (triton_attention, "merge"),
-    (triton_write, "append_tokens"), (triton_write, "copy_page_rows"),
+    (triton_write, "append_tokens"), (triton_quantized, "append_quantized"), (triton_write, "copy_page_rows"),
     (triton_write, "move_pages"),
 )  # fmt: skip
 

@@ -47,7 +47,7 @@ def _flashinfer(module: Any, case: Case, shape: Shape) -> Launch:
     sizes = (shape.query_heads, shape.kv_heads, shape.head_dim, shape.page_size)
     dtypes = {"q_data_type": case.q.dtype, "kv_data_type": case.arena.dtype}
     wrapper.plan(indptr, case.page_table.flatten(), last, *sizes, **dtypes)
-    cache = tuple(pages.contiguous() for pages in case.pages)
+    cache = tuple(pages.contiguous() for pages in case.rows)
     return partial(wrapper.run, case.q, cache)
 
 
@@ -56,7 +56,7 @@ def _flash_attention(module: Any, case: Case, shape: Shape) -> Launch:
     per_row = -(-length // FLASH_PAGE)
     table = torch.randperm(batch * per_row, device=case.q.device).int().view(batch, per_row)
     caches = []
-    for pages in case.pages:
+    for pages in case.rows:
         rows = pages.index_select(0, case.page_table.flatten()).view(batch, -1, shape.kv_heads, shape.head_dim)
         cache = torch.zeros(batch * per_row, FLASH_PAGE, *rows.shape[2:], dtype=pages.dtype, device=pages.device)
         padded = torch.nn.functional.pad(rows[:, :length], (0, 0, 0, 0, 0, per_row * FLASH_PAGE - length))

@@ -49,7 +49,7 @@ def timings(device: str, left_out: list[str], copy_bytes: int = 2**30) -> Iterat
     for name, shape in TIMED.items():
         case = random_case(shape, device)
         mine = _time(partial(decode_attention, *case.arguments, impl="triton"))
-        moved = 2 * len(shape.lengths) * shape.lengths[0] * case.pages.keys[0, 0].numel() * case.arena.itemsize
+        moved = len(shape.lengths) * shape.lengths[0] * case.token_bytes
         beside = _dense(case, shape) if shape.queries is None else 0.0
         yield row(f"gpu.decode_{name}_us", "us", mine, reference=beside)
         yield single(f"gpu.decode_{name}_gbps", "GB/s", moved / mine.p50 / 1e3, reference=gbps)
@@ -70,8 +70,8 @@ def _dense(case: Case, shape: Shape) -> float:
     """Microseconds that torch's attention takes over the same keys and values, one after the other in memory."""
     batch, length = len(shape.lengths), shape.lengths[0]
     keys, values = (
-        pages.index_select(0, case.page_table.flatten()).view(batch, length, shape.kv_heads, shape.head_dim)
-        .transpose(1, 2).contiguous() for pages in case.pages
+        pages.index_select(0, case.page_table.flatten())
+        .view(batch, length, shape.kv_heads, shape.head_dim).transpose(1, 2).contiguous() for pages in case.rows
     )  # fmt: skip
     attention = torch.nn.functional.scaled_dot_product_attention
     return _time(partial(attention, case.q[:, :, None], keys, values, enable_gqa=True)).p50

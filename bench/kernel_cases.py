@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from radixkv.config import KVSpec, Layout
-from radixkv.kernels import LayerPages, SharedPrefixes, arena_view
+from radixkv.kernels import LayerPages, QuantizedPages, SharedPrefixes, arena_view
+from radixkv.kernels.layout import heads_of
+from radixkv.kernels.quantized import Pages, as_bytes, dequantize, write
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -50,15 +52,20 @@ class Shape:
     shared: bool = False
     queries: int | None = None
     new_tokens: Sequence[int] | None = None
+    quantized: str = ""
 
     @property
     def layout(self) -> Layout:
-        return Layout.of(KVSpec(LAYERS, self.kv_heads, self.head_dim, NAMES[self.dtype], self.page_size))
+        kept = self.quantized or NAMES[self.dtype]
+        return Layout.of(KVSpec(LAYERS, self.kv_heads, self.head_dim, kept, self.page_size))
 
 
 @dataclass(frozen=True)
 class Case:
-    """``keys`` and ``values``: one dense tensor a row, [length, kv_heads, head_dim], what the pages of it hold."""
+    """``keys`` and ``values``: one dense tensor a row, [length, kv_heads, head_dim], what the pages of it hold.
+
+    ``layout``: of quantized pages.
+    """
 
     arena: Tensor
     q: Tensor
@@ -67,13 +74,28 @@ class Case:
     keys: list[Tensor]
     values: list[Tensor]
     starts: Tensor | None = None
+    layout: Layout | None = None
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as the arena has them: the pages themselves, unless those are quantized."""
+        return self.arena[:, LAYER, 0], self.arena[:, LAYER, 1]
 
     @property
     def pages(self) -> LayerPages:
-        return LayerPages(self.arena[:, LAYER, 0], self.arena[:, LAYER, 1])
+        keys, values = self.rows
+        if self.layout is not None:
+            return LayerPages(heads_of(keys, self.layout), heads_of(values, self.layout))
+        return LayerPages(keys, values)
 
     @property
-    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def token_bytes(self) -> int:
+        """Of one token's keys and values in one layer, with their scales."""
+        sides = [[side] if isinstance(side, Tensor) else [side.codes, side.scales] for side in self.pages]
+        return sum(part[0, 0].numel() * part.itemsize for side in sides for part in side if part is not None)
+
+    @property
+    def arguments(self) -> tuple[Tensor, Pages, Pages, Tensor, Tensor]:
         """What ``decode_attention`` takes."""
         return self.q, *self.pages, self.page_table, self.lengths
 
@@ -82,6 +104,7 @@ def make_case(shape: Shape, seed: int = 0, fill: float = NAN, padding: int = -1,
     """The same tokens in the same pages for one seed, whatever surrounds them: ``fill`` in memory, ``padding`` ids."""
     draw, shuffle = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     size = shape.page_size
+    layout = shape.layout if shape.quantized else None
     used = [-(-length // size) for length in shape.lengths]
     width = max(used, default=0) + shape.spare_entries
     pool = sum(used) + 2
@@ -96,33 +119,53 @@ def make_case(shape: Shape, seed: int = 0, fill: float = NAN, padding: int = -1,
     table = table.to(device)
 
     arena = empty_arena(shape.layout, pool, fill, device)
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
+    places = []
     for row, length in enumerate(shape.lengths):
         token = torch.arange(length, device=device)
-        place = (table[row, token // size].long(), LAYER)
-        for kind, dense in ((0, keys), (1, values)):
+        places.append((table[row, token // size].long(), token % size))
+        for kind in (0, 1):
             drawn = torch.randn((length, shape.kv_heads, shape.head_dim), generator=draw)
-            arena[(*place, kind, token % size)] = drawn.to(device, shape.dtype)
-            dense.append(drawn)
-    for row, length in enumerate(shape.lengths):  # rows that share pages: the last one written is what they hold
-        token = torch.arange(length, device=device)
-        page = table[row, token // size].long()
-        keys[row] = arena[page, LAYER, 0, token % size]
-        values[row] = arena[page, LAYER, 1, token % size]
+            _put(arena[:, LAYER, kind], shape, places[row], drawn.to(device, shape.dtype))
+    # Of rows that share pages the last one written is what they hold.
+    keys, values = ([_get(arena[:, LAYER, kind], shape, place) for place in places] for kind in (0, 1))
     lengths = torch.tensor(list(shape.lengths), dtype=torch.int32, device=device)
     counts = [shape.queries or 1] * len(used) if shape.new_tokens is None else shape.new_tokens
     q = torch.randn((sum(counts), shape.query_heads, shape.head_dim), generator=draw).to(device, shape.dtype)
     if shape.new_tokens is not None:
         starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
-        return Case(arena, q, table, lengths, keys, values, starts)
+        return Case(arena, q, table, lengths, keys, values, starts, layout)
     if shape.queries is not None:
         q = q.view(len(used), shape.queries, shape.query_heads, shape.head_dim)
-    return Case(arena, q, table, lengths, keys, values)
+    return Case(arena, q, table, lengths, keys, values, None, layout)
+
+
+def _put(rows: Tensor, shape: Shape, place: tuple[Tensor, Tensor], heads: Tensor) -> None:
+    pages = heads_of(rows, shape.layout)
+    if isinstance(pages, QuantizedPages):
+        write(pages, place, heads)
+    else:
+        pages[place] = heads
+
+
+def _get(rows: Tensor, shape: Shape, place: tuple[Tensor, Tensor]) -> Tensor:
+    """What pages hold there, dequantized."""
+    pages = heads_of(rows, shape.layout)
+    if isinstance(pages, QuantizedPages):
+        codes = as_bytes(pages.codes)[place].view(pages.codes.dtype)
+        return dequantize(codes, None if pages.scales is None else pages.scales[place])
+    return pages[place]
 
 
 def empty_arena(layout: Layout, pages: int, fill: float, device: str = "cpu") -> Tensor:
-    """[pages, layers, 2, page_size, kv_heads, head_dim] in memory that is all ``fill``, the gaps between pages too."""
+    """[pages, layers, 2, page_size, kv_heads, head_dim] in memory that is all ``fill``, the gaps between pages too.
+
+    Quantized: all bits set for a ``fill`` that is no number, which makes NaN of fp8 codes and of scales; with 0x7f in
+    each byte for any other but 0, which makes them as large as they get.
+    """
+    if layout.quantization is not None:
+        bits = 0xFF if math.isnan(fill) else 0x7F if fill else 0
+        memory = torch.full((pages * layout.page_stride,), bits, dtype=torch.uint8, device=device)
+        return arena_view(memory, layout, pages)
     dtype = next(dtype for dtype, name in NAMES.items() if name == layout.dtype)
     memory = torch.full((pages * layout.page_stride,), fill, dtype=dtype, device=device)
     return arena_view(memory.view(torch.uint8), layout, pages)
@@ -267,4 +310,4 @@ def latent_case(shape: Shape, latent: int, rope: int, device: str = "cpu", fill:
     case = make_case(plain, fill=fill, device=device)
     values = [dense[..., :latent] for dense in case.keys]
     out, lse = naive_attention(dataclasses.replace(case, values=values), scale=LATENT_SCALE)
-    return Latent(case.q, case.pages.keys[:, :, 0], case.page_table, case.lengths, (out, lse))
+    return Latent(case.q, case.arena[:, LAYER, 0, :, 0], case.page_table, case.lengths, (out, lse))

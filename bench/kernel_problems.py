@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bench.kernel_cases import Case, Shape, Terms, make_case, naive_attention, sliced
 from bench.kernel_strides import restrided
+from radixkv.config import QUANTIZED
 from radixkv.kernels import SharedPrefixes, decode_attention, group_prefixes, prefill_attention
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class Problem:
             queries=queries, shared=kind.startswith("grouped"),
             new_tokens=[rng.randint(0, length) for length in lengths] if kind == "prefill" else None,
         )  # fmt: skip
-        return cls(seed, kind, shape, _terms(rng, kind, shape), rng.choice((0, 5, 33)))
+        terms, items = _terms(rng, kind, shape), rng.choice((0, 5, 33))
+        quantized = rng.choice(("", "", "", *QUANTIZED))
+        return cls(seed, kind, replace(shape, quantized=quantized), terms, items)
 
     def case(self, device: str = "cpu") -> Case:
         """With any strides, for every other seed."""

@@ -8,10 +8,11 @@ Needs no GPU. Exit 1 if a kernel spills, takes more shared memory than there is,
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,17 +23,27 @@ from bench.compiled import SHARED_BYTES, TARGETS, Built, Launch, build, recorded
 from bench.kernel_budgets import LEAST_WARPS, LEAST_WARPS_OF_DECODE, least_warps, resident_warps
 from bench.kernel_cases import Shape, empty_arena, make_case, sliced
 from bench.kernel_problems import random_tree
-from radixkv.kernels import Rotary, attention_launch, group_prefixes, triton_write
-from radixkv.kernels.layout import LayerPages
+from radixkv.config import QUANTIZED
+from radixkv.kernels import Rotary, attention_launch, group_prefixes, triton_quantized, triton_write
+from radixkv.kernels.layout import LayerPages, heads_of
 from radixkv.kernels.options import Attention, Batch
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "docs/kernels-report.md"
-SOURCES = ("attention_launch.py", "blocks.py", "triton_attention.py", "triton_write.py")
+SOURCES = ("attention_launch.py", "blocks.py", "triton_attention.py", "triton_quantized.py", "triton_write.py")
 FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 LLAMA, SMOLLM2, MQA = (32, 8), (9, 3), (32, 1)
 ITEMS = 32
 EXACT_LATENT = "latent 512 + 64, fp32, 16 heads"
+
+
+QUANTIZED_PAGES = (
+    *itertools.product(QUANTIZED, (
+        "decode bf16 32/8 d128", "shared, 64 rows bf16 32/8 d128", "prefill, every option, bf16 32/8 d128",
+    )),
+    ("fp8_e4m3", "decode fp16 32/8 d80"), ("int8", "decode fp32 9/3 d64"), ("int4", "decode bf16 16/8 d256"),
+    ("int4", "8 queries, every option, bf16 32/8 d128"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,12 +83,14 @@ def _latent(heads: int, queries: int, dtype: torch.dtype) -> object:
     return attention_launch.attention(batch, Attention.of(576, None), None, attention_launch.Slicing(ITEMS))
 
 
-def _append(dtype: torch.dtype, *, rotary: bool = False) -> object:
-    arena = empty_arena(Shape([], kv_heads=8, head_dim=128, dtype=dtype).layout, 2, 0.0)
+def _append(dtype: torch.dtype, *, rotary: bool = False, quantized: str = "") -> object:
+    shape = Shape([], kv_heads=8, head_dim=128, dtype=dtype, quantized=quantized)
+    arena = empty_arena(shape.layout, 2, 0.0)
     k, q = torch.zeros(4, 8, 128, dtype=dtype), torch.zeros(4, 32, 128, dtype=dtype)
     turn = Rotary(torch.zeros(64, 64), torch.zeros(64, 64), torch.arange(4)) if rotary else None
-    layer = LayerPages(arena[:, 0, 0], arena[:, 0, 1])
-    return triton_write.append(k, k, layer, torch.arange(4), turn, q if rotary else None)
+    layer = LayerPages(*(heads_of(arena[:, 0, kind], shape.layout) for kind in (0, 1)))
+    write = triton_quantized if quantized else triton_write
+    return write.append(k, k, layer, torch.arange(4), turn, q if rotary else None)
 
 
 def _move(kernel: str, dtype: torch.dtype) -> None:
@@ -134,6 +147,9 @@ def configs() -> dict[str, Config]:
         "latent 512 + 64, bf16, 16 heads, 4 queries": (16, 4, BRAIN),
         EXACT_LATENT: (16, 1, FLOAT),
     }
+    for dtype, name in QUANTIZED_PAGES:
+        known = shapes if name in shapes else every
+        known[f"{name}, {dtype} pages"] = replace(known[name], quantized=dtype)
     made = [Config(name, "attend", partial(_attention, shape)) for name, shape in shapes.items()]
     made += [Config(name, "attend", partial(_attention, shape, every_option=True)) for name, shape in every.items()]
     made += [Config(name, "attend", partial(_latent, *how)) for name, how in latent.items()]
@@ -143,6 +159,14 @@ def configs() -> dict[str, Config]:
         Config("merge, shared, bf16 d128", "merge", partial(_attention, shapes["shared, 16 rows bf16 32/8 d128"])),
         Config("append bf16 d128", "append_tokens", partial(_append, BRAIN)),
         Config("append, rotary, bf16 d128", "append_tokens", partial(_append, BRAIN, rotary=True)),
+        *(
+            Config(
+                f"append, rotary, bf16 d128, {dtype} pages",
+                "append_quantized",
+                partial(_append, BRAIN, rotary=True, quantized=dtype),
+            )
+            for dtype in QUANTIZED
+        ),
         Config("copy_rows bf16 d128", "copy_page_rows", partial(_move, "copy_page_rows", BRAIN)),
         Config("gather fp32 d128", "move_pages", partial(_move, "move_pages", FLOAT)),
     ]
@@ -150,10 +174,9 @@ def configs() -> dict[str, Config]:
 
 
 FEW = (
-    "decode bf16 32/8 d128", "decode fp32 9/3 d64", "shared, 64 rows bf16 32/8 d128",
-    "8 queries, every option, bf16 32/8 d128", "prefill, every option, bf16 32/8 d128",
-    "latent 512 + 64, bf16, 128 heads", "plan", "merge, shared, bf16 d128", "append, rotary, bf16 d128",
-    "copy_rows bf16 d128", "gather fp32 d128",
+    "decode bf16 32/8 d128", "shared, 64 rows bf16 32/8 d128", "8 queries, every option, bf16 32/8 d128, int4 pages",
+    "prefill, every option, bf16 32/8 d128", "latent 512 + 64, bf16, 128 heads", "plan", "merge, shared, bf16 d128",
+    "append, rotary, bf16 d128", "append, rotary, bf16 d128, int8 pages", "copy_rows bf16 d128", "gather fp32 d128",
 )  # fmt: skip
 """What ``make test`` compiles, for sm_90; with one more, built to spill, they are 12."""
 
@@ -174,10 +197,20 @@ def faults(name: str, target: str, launch: Launch, built: Built) -> Iterator[str
         warps = resident_warps(target, launch.named["num_warps"], built.registers, built.shared_bytes)
         if warps < least_warps(name):
             yield f"{name} on {target}: {warps} warps fit on a processor, of {least_warps(name)} that are needed"
-        if built.wide_loads < (2 if target.startswith("gfx") else 6):  # there one for keys and one for values is all
+        if built.wide_loads < _least_wide_loads(name, target):
             yield f"{name} on {target} reads narrowly: {built.wide_loads} loads of 16 bytes"
         if "fp32" not in name and built.tensor_cores == 0:
             yield f"{name} on {target} does not use the tensor cores"
+
+
+def _least_wide_loads(name: str, target: str) -> int:
+    """One for keys and one for values; on NVIDIA's also for q and for what is loaded ahead.
+
+    A tile of quantized pages has fewer bytes, with float32 queries, whose tiles are small, less than 16 for a thread.
+    """
+    if "pages" in name and "fp32" in name:
+        return 0
+    return 2 if target.startswith("gfx") else 4 if "pages" in name else 6
 
 
 def sources_hash() -> str:

@@ -23,6 +23,7 @@ from bench.kernel_cases import LATENT_SCALE, Case, Shape, Terms, empty_arena, la
 from bench.kernel_problems import random_tree
 from bench.rows import Row, report, single
 from bench.traffic import Traffic, counted
+from radixkv.config import QUANTIZED
 from radixkv.kernels import (
     Rotary,
     append,
@@ -58,6 +59,10 @@ class Launch:
 
 LAUNCHES = (
     Launch("decode", Shape([512] * 8, *GQA, 64, PAGE, BRAIN), bar=1.02),
+    *(
+        Launch(f"decode_{dtype}", Shape([256] * 4, *GQA, 64, PAGE, BRAIN, quantized=dtype), bar=1.02)
+        for dtype in QUANTIZED
+    ),
     Launch("decode_sliced", Shape([2048, 64, 64, 64], *GQA, 64, PAGE, BRAIN), items=16, bar=1.1),
     Launch("decode_8_queries", Shape([512] * 4, *GQA, 64, PAGE, BRAIN, queries=8), bar=1.02),
     Launch("decode_window_128", Shape([1024] * 4, *GQA, 64, PAGE, BRAIN), window=128, bar=1.02),
@@ -103,7 +108,7 @@ def latent_rows() -> Iterator[Row]:
 
 def attention_bytes(case: Case, window: int | None) -> tuple[int, int]:
     """Bytes that must move for decode attention, or a prefill, of this case: (from pages, all others)."""
-    size, token = case.arena.itemsize, 2 * case.pages.keys[0, 0].numel() * case.arena.itemsize
+    size, token = case.q.itemsize, case.token_bytes
     seen: set[tuple[int, int]] = set()
     queries = [1 if case.q.dim() == 3 else case.q.shape[1]] * len(case.lengths)
     if case.starts is not None:

@@ -9,12 +9,48 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixkv.errors import ConfigError
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Element types a pool can hold. Quantized types are refused by name until their kernels exist."""
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "int8": 1, "int4": 1}
+"""What pages can hold, and the bytes of an element. Elements of quantized pages are bytes; one of int4 is two codes."""
+
+
+class Quantization(NamedTuple):
+    """How a head's numbers are coded: codes in a byte; numbers that share a scale; bytes of a scale, 0: there is none.
+
+    What the codes mean is ``radixkv.kernels.quantized``.
+    """
+
+    codes_per_byte: int
+    group: int
+    scale_bytes: int
+
+    def code_bytes(self, dims: int) -> int:
+        return dims // self.codes_per_byte
+
+    def scales(self, dims: int) -> int:
+        """How many a head has."""
+        return -(-dims // self.group) if self.scale_bytes else 0
+
+    def row(self, heads: int, dims: int) -> tuple[int, int]:
+        """(byte of a row where its scales begin, bytes of the row)."""
+        begin = heads * self.code_bytes(dims)
+        if not self.scale_bytes:
+            return begin, begin
+        begin = _up(begin, self.scale_bytes)
+        return begin, _up(begin + heads * self.scales(dims) * self.scale_bytes, ROW_ALIGN_BYTES)
+
+
+WHOLE_HEAD = 2**31
+QUANTIZED = {
+    "fp8_e4m3": Quantization(1, WHOLE_HEAD, 0),
+    "int8": Quantization(1, WHOLE_HEAD, 4),
+    "int4": Quantization(2, 32, 2),
+}
+ROW_ALIGN_BYTES = 16
+"""Rows with scales are rounded up to it, so that kernels read codes as widely as they can."""
 
 PAGE_ALIGN_BYTES = 256
 LAST_PAGE_MODES = ("copy", "keep", "drop")
@@ -39,6 +75,10 @@ LAYOUT_ORDER = ("page", "layer", "kv", "token", "kv_head", "dim")
 
 def _refuse(key: str, value: object, allowed: str) -> ConfigError:
     return ConfigError(f"{key} = {value!r} is not allowed; allowed: {allowed}")
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _whole(key: str, value: object, low: int, high: int) -> None:
@@ -76,6 +116,8 @@ class KVSpec:
         _whole("mla_rope_dim", self.mla_rope_dim, 0, 65536)
         if self.dtype not in DTYPE_BYTES:
             raise _refuse("dtype", self.dtype, ", ".join(DTYPE_BYTES))
+        if self.quantization is not None and self.row_dims[1] % self.quantization.codes_per_byte:
+            raise _refuse("head_dim", self.row_dims[1], f"an even number with dtype {self.dtype}")
 
     @property
     def is_mla(self) -> bool:
@@ -86,17 +128,29 @@ class KVSpec:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def quantization(self) -> Quantization | None:
+        return QUANTIZED.get(self.dtype)
+
+    @property
+    def row_dims(self) -> tuple[int, int]:
+        """Heads of a row (a token's keys, or values, or latents in one layer) and numbers of a head."""
+        return (1, self.mla_latent_dim + self.mla_rope_dim) if self.is_mla else (self.kv_heads, self.head_dim)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row; of a quantized one: all heads' codes, then all heads' scales, then up to the next 16."""
+        heads, dims = self.row_dims
+        return heads * dims * self.dtype_bytes if self.quantization is None else self.quantization.row(heads, dims)[1]
+
+    @property
     def bytes_per_token(self) -> int:
-        """Bytes of KV cache one token takes, all layers, without padding."""
-        if self.is_mla:
-            return self.layers * (self.mla_latent_dim + self.mla_rope_dim) * self.dtype_bytes
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype_bytes
+        """Bytes of KV cache one token takes, all layers, without the padding of pages."""
+        return self.layers * (1 if self.is_mla else 2) * self.row_bytes
 
     @property
     def page_bytes(self) -> int:
         """Bytes from one page to the next in the arena: the page's content rounded up to 256."""
-        raw = self.bytes_per_token * self.page_size
-        return (raw + PAGE_ALIGN_BYTES - 1) // PAGE_ALIGN_BYTES * PAGE_ALIGN_BYTES
+        return _up(self.bytes_per_token * self.page_size, PAGE_ALIGN_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +159,9 @@ class Layout:
 
     The default order is ``[page][layer][k, v][token][kv_head][dim]``, page 0 at offset 0 of the arena. An engine whose
     kernels want another order gets another Layout; views are made from the strides alone.
+
+    Of quantized pages an element is a byte and ``head_stride`` is from one head's codes to the next's. A row, of
+    ``token_stride`` bytes, has its scales behind all codes. They have no order but the default.
     """
 
     dtype: str
@@ -124,8 +181,9 @@ class Layout:
     def of(cls, spec: KVSpec) -> Layout:
         if spec.is_mla:
             raise _refuse("mla_latent_dim", spec.mla_latent_dim, "0 (pools hold one full-attention component)")
-        head = spec.head_dim
-        token = spec.kv_heads * head
+        how = spec.quantization
+        head = spec.head_dim if how is None else how.code_bytes(spec.head_dim)
+        token = spec.row_bytes // spec.dtype_bytes
         kv = spec.page_size * token
         return cls(
             dtype=spec.dtype,
@@ -139,6 +197,15 @@ class Layout:
             token_stride=token,
             head_stride=head,
         )
+
+    @property
+    def quantization(self) -> Quantization | None:
+        return QUANTIZED.get(self.dtype)
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """[kv_heads, head_dim] to whoever moves rows as they are: those of quantized pages are one piece of bytes."""
+        return (self.kv_heads, self.head_dim) if self.quantization is None else (1, self.token_stride)
 
     def as_dict(self) -> dict[str, Any]:
         """The layout descriptor as it travels in the attach reply."""

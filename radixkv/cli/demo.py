@@ -18,6 +18,9 @@ def demo(
         tuple[str, ...],
         Parameter(help="what to ask about it; may be repeated", metavar="TEXT", negative="", show_default=False),
     ] = (),
+    kv_dtype: Annotated[
+        str, Parameter(help="what pages hold: float32, or quantized fp8_e4m3, int8, int4", metavar="NAME")
+    ] = "float32",
     as_json: JsonFlag = False,
 ) -> int:
     """Show it at work: several processes answer questions about one document.
@@ -29,4 +32,4 @@ def demo(
     extras.require(extras.TRANSFORMERS, "transformers")
     from radixkv.demo import run
 
-    return run(document=document, questions=question, as_json=as_json)
+    return run(document=document, questions=question, kv_dtype=kv_dtype, as_json=as_json)

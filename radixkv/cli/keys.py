@@ -58,7 +58,7 @@ SPEC = {
     "layers": Key("COUNT", "layers that keep keys and values"),
     "kv_heads": Key("COUNT", "key/value heads of a layer"),
     "head_dim": Key("COUNT", "numbers in one head's key"),
-    "dtype": Key("NAME", "element type: float32, float16, bfloat16"),
+    "dtype": Key("NAME", "element type: float32, float16, bfloat16, or quantized fp8_e4m3, int8, int4"),
     "page_size": Key("TOKENS", "tokens of one page"),
     "mla_latent_dim": Key("COUNT", "latent numbers of a token and layer with multi-head latent attention; 0: none"),
     "mla_rope_dim": Key("COUNT", "rotary numbers beside the latent ones"),

@@ -16,7 +16,7 @@ from radixkv.commands import CopyRow
 from radixkv.config import Layout
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from radixkv.kernels import Pages
 
 
 class PoolHandle(PoolState):
@@ -46,11 +46,12 @@ class PoolHandle(PoolState):
         """Where each element of a page lies in the arena."""
         return self._mapped().layout
 
-    def keys(self, layer: int) -> Tensor:
-        """Torch view [pages, page_size, kv_heads, head_dim] of the mapped arena. Errors: BadRequest, Forked."""
+    def keys(self, layer: int) -> Pages:
+        """Torch view [pages, page_size, kv_heads, head_dim] of the mapped arena, of a quantized pool a
+        ``radixkv.kernels.QuantizedPages``. Errors: BadRequest, Forked."""
         return self._mapped().keys(layer)
 
-    def values(self, layer: int) -> Tensor:
+    def values(self, layer: int) -> Pages:
         """Torch view [pages, page_size, kv_heads, head_dim] of the mapped arena. Errors: BadRequest, Forked."""
         return self._mapped().values(layer)
 

@@ -21,9 +21,9 @@ from radixkv.errors import BadRequest
 from radixkv.ipc.attach import Mapping
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from radixkv.kernels import Pages as KernelPages
 
-_SAME_SIZE: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
+_SAME_SIZE: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 """Rows are moved as whole numbers of the element's size: numpy has no bfloat16, and a copy need not know."""
 
 
@@ -50,12 +50,12 @@ class PoolMemory:
         self.layout = Layout.from_dict(pool.layout)
         self._views: list[Any] | None = None
 
-    def keys(self, layer: int) -> Tensor:
-        """Torch view [pages, page_size, kv_heads, head_dim]."""
-        return cast("Tensor", self._layer(layer)[0])
+    def keys(self, layer: int) -> KernelPages:
+        """Torch view [pages, page_size, kv_heads, head_dim]; of a quantized pool ``kernels.QuantizedPages``."""
+        return cast("KernelPages", self._layer(layer)[0])
 
-    def values(self, layer: int) -> Tensor:
-        return cast("Tensor", self._layer(layer)[1])
+    def values(self, layer: int) -> KernelPages:
+        return cast("KernelPages", self._layer(layer)[1])
 
     def generations(self, pages: Pages) -> NDArray[Any]:
         return self._table.generations(pages)
@@ -89,14 +89,14 @@ class PoolMemory:
 
     @cached_property
     def _rows(self) -> NDArray[Any]:
-        """The arena as [pages, layers, 2, page_size, kv_heads, head_dim] of whole numbers."""
+        """The arena as [pages, layers, 2, page_size, kv_heads, head_dim] of whole numbers; see ``Layout.row_shape``."""
         layout = self.layout
         size = DTYPE_BYTES[layout.dtype]
         strides = (
             layout.page_stride, layout.layer_stride, layout.kv_stride,
             layout.token_stride, layout.head_stride, layout.dim_stride,
         )  # fmt: skip
-        shape = (self.pages, layout.layers, 2, layout.page_size, layout.kv_heads, layout.head_dim)
+        shape = (self.pages, layout.layers, 2, layout.page_size, *layout.row_shape)
         return np.ndarray(shape, _SAME_SIZE[size], self._arena, 0, tuple(stride * size for stride in strides))
 
     def _buffer(self) -> Any:

@@ -43,7 +43,7 @@ from radixkv.ipc.attach import Attachment
 from radixkv.ipc.endpoint import Endpoint, resolve
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from radixkv.kernels import Pages
 
 TIMEOUT_S = 5.0
 RETRY_FIRST_S, RETRY_MAX_S = 0.02, 0.5
@@ -137,12 +137,12 @@ class MemberPool:
     def layout(self) -> Layout:
         return self._memory.layout
 
-    def keys(self, layer: int) -> Tensor:
+    def keys(self, layer: int) -> Pages:
         """Torch view [pages, page_size, kv_heads, head_dim] of this rank's arena. Errors: SessionLost, Forked."""
         self._tie.check_session()
         return self._memory.keys(layer)
 
-    def values(self, layer: int) -> Tensor:
+    def values(self, layer: int) -> Pages:
         """Torch view [pages, page_size, kv_heads, head_dim] of this rank's arena. Errors: SessionLost, Forked."""
         self._tie.check_session()
         return self._memory.values(layer)

@@ -19,13 +19,16 @@ from pathlib import Path
 __all__ = ["run"]
 
 
-def run(*, document: Path | None = None, questions: Sequence[str] = (), as_json: bool = False) -> int:
+def run(
+    *, document: Path | None = None, questions: Sequence[str] = (), kv_dtype: str = "float32", as_json: bool = False
+) -> int:
     """Run the demo. Gives the exit code: 0 when all went as it must, 1 when not, 2 when the input cannot be used.
 
     document: a text file (None: the handbook in examples/). questions: asked in this order, again from the first when
-    there are fewer than nine. as_json: print one JSON object instead of the tables.
+    there are fewer than nine. kv_dtype: what the pages hold, float32 or quantized. as_json: print one JSON object
+    instead of the tables.
     """
     from radixkv.demo.options import load
     from radixkv.demo.scenario import run_demo
 
-    return run_demo(lambda: load(document, questions), as_json)
+    return run_demo(lambda: load(document, questions, kv_dtype), as_json)

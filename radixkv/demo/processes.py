@@ -24,7 +24,7 @@ SILENCE_TIMEOUT_S = 180.0
 """A worker that says nothing for this long is stuck. Loading the model is the longest silence there is."""
 END_TIMEOUT_S = 30.0
 HOST_PAGES = 512
-"""The host tier: 360 MiB, room for the longest prompt that the model takes."""
+"""The host tier: 360 MiB of float32, room for the longest prompt that the model takes."""
 
 
 class DemoFailed(Exception):
@@ -38,14 +38,14 @@ class DaemonProcess:
     all daemons so far.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kv_dtype: str) -> None:
         """Raises DemoFailed when it is not ready within START_TIMEOUT_S."""
         self._log = folder / "daemon.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RADIXKV_")}
         endpoint = f"ipc://{folder / 'radixkv.sock'}"
         command = [
             sys.executable, "-m", "radixkv", "serve", "--supervised", "--endpoint", endpoint,
-            "--pool", f"name=default,host_pages={HOST_PAGES}",
+            "--pool", f"name=default,dtype={kv_dtype},host_pages={HOST_PAGES}",
         ]  # fmt: skip
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

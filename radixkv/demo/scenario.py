@@ -10,7 +10,8 @@
     7        worker 3: SIGKILL to the daemon in the middle of the answer; the next daemon comes, the answer goes on
     8        worker 1: found cached, by the next daemon
     9        somebody else takes all pages of the device: the document goes to the host tier. Worker 3: it comes back
-    then     all but 5 again in the same grouping, by Transformers alone: the outputs must be equal
+    then     all but 5 again in the same grouping, by Transformers alone: the outputs must be equal. With quantized
+             pages by one process alone, in such pages of its own
 """
 
 from __future__ import annotations
@@ -73,10 +74,15 @@ def _run(task: Task, console: Console) -> report.Result:
         display = stack.enter_context(Display(console))
         crew = Crew(folder)
         stack.enter_context(crew.stopped_by_signals())
-        daemon = DaemonProcess(folder)
+        daemon = DaemonProcess(folder, task.kv_dtype)
         stack.callback(daemon.kill)
         client = stack.enter_context(radixkv.connect(daemon.endpoint, timeout=TIMEOUT_S))
-        crew.setup = {"endpoint": daemon.endpoint, "document": task.document, "max_new_tokens": MAX_NEW_TOKENS}
+        crew.setup = {
+            "endpoint": daemon.endpoint,
+            "document": task.document,
+            "max_new_tokens": MAX_NEW_TOKENS,
+            "kv_dtype": task.kv_dtype,
+        }
         stack.callback(crew.kill)
         scenario = _Scenario(task, crew, client, display)
         scenario.answer_questions()

@@ -3,11 +3,11 @@
 It reads one JSON object a line from stdin and writes one a line to stdout::
 
     {"ask": id, "question": text, "endless": bool}        -> start, prefill..., token..., done    through shared pages
-    {"reference": id, "question": text, "endless": bool}  -> the same           Transformers' own cache, no radixkv
+    {"reference": id, "question": text, "endless": bool}  -> the same           nothing shared, everything computed
 
 or ``refused`` in place of what cannot be done. endless: go on after the end of the text, to the last token allowed, so
 that every answer has a middle. Started as ``python -m radixkv.demo.worker`` with a first line {"endpoint", "document",
-"max_new_tokens"}; its end of input is its end.
+"max_new_tokens", "kv_dtype"}; its end of input is its end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from transformers import DynamicCache
 
 import radixkv
 from radixkv.adapters import smollm2
-from radixkv.adapters.transformers import PagedModel
+from radixkv.adapters.transformers import Generation, PagedModel
 from radixkv.adapters.transformers.model import end_of_text
+from radixkv.config import QUANTIZED
 
 CHUNK_TOKENS = 512
 PAGE_TABLE_HEAD = 4
@@ -53,6 +54,8 @@ class Worker:
         self.model, self.tokenizer = smollm2.load()
         namespace = radixkv.Namespace(**smollm2.namespace_fields())
         self.paged = PagedModel(self.model, client.pool("default"), namespace)
+        quantized = setup["kv_dtype"] in QUANTIZED
+        self.alone = PagedModel(self.model, kv_dtype=setup["kv_dtype"]) if quantized else None
         self.stop = end_of_text(self.model)
         # The weights are read from disk by the first forward; that belongs to loading, not to the first answer.
         self._plain_forward([0], DynamicCache())
@@ -71,13 +74,7 @@ class Worker:
         """Answer through the shared pages."""
         tokens = self.prompt(question)
         say(event="start", id=request, prompt=tokens)
-        answer = self.paged.greedy(
-            tokens,
-            self.max_new_tokens,
-            stop=() if endless else self.stop,
-            on_token=lambda token: self._token(request, token),
-            on_prefill=lambda done, total: say(event="prefill", id=request, done=done, total=total),
-        )
+        answer = self._greedy(self.paged, request, tokens, endless)
         say(
             event="done",
             id=request,
@@ -92,9 +89,16 @@ class Worker:
         )
 
     def reference(self, request: str, question: str, endless: bool) -> None:
-        """Answer the same question with Transformers alone: its own cache, its own attention, everything computed."""
+        """Answer the same question with Transformers alone: its own cache, its own attention, everything computed.
+
+        What quantized pages say is compared with quantized pages of this process alone.
+        """
         tokens = self.prompt(question)
         say(event="start", id=request, prompt=tokens)
+        if self.alone is not None:
+            answer = self._greedy(self.alone, request, tokens, endless)
+            say(event="done", id=request, ttft_s=answer.ttft_s, tokens=answer.tokens, output=self._text(answer.tokens))
+            return
         started = time.monotonic()
         cache = DynamicCache()
         for begin in range(0, len(tokens), CHUNK_TOKENS):
@@ -109,6 +113,15 @@ class Worker:
             output.append(token)
             self._token(request, token)
         say(event="done", id=request, ttft_s=ttft_s, tokens=output, output=self._text(output))
+
+    def _greedy(self, paged: PagedModel, request: str, tokens: list[int], endless: bool) -> Generation:
+        return paged.greedy(
+            tokens,
+            self.max_new_tokens,
+            stop=() if endless else self.stop,
+            on_token=lambda token: self._token(request, token),
+            on_prefill=lambda done, total: say(event="prefill", id=request, done=done, total=total),
+        )
 
     def _plain_forward(self, tokens: list[int], cache: DynamicCache) -> int:
         with torch.inference_mode():

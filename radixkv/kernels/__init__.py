@@ -19,8 +19,10 @@ from radixkv.kernels.dispatch import (
 from radixkv.kernels.layout import LayerPages, arena_view, views
 from radixkv.kernels.options import Rotary
 from radixkv.kernels.prefixes import SharedPrefixes, group_prefixes
+from radixkv.kernels.quantized import Pages, QuantizedPages
 
 __all__ = [
-    "LayerPages", "Rotary", "SharedPrefixes", "append", "arena_view", "copy_rows", "decode_attention", "gather_pages",
-    "group_prefixes", "mla_decode_attention", "prefill_attention", "scatter_pages", "views",
+    "LayerPages", "Pages", "QuantizedPages", "Rotary", "SharedPrefixes", "append", "arena_view", "copy_rows",
+    "decode_attention", "gather_pages", "group_prefixes", "mla_decode_attention", "prefill_attention", "scatter_pages",
+    "views",
 ]  # fmt: skip

@@ -15,7 +15,9 @@ from radixkv.kernels.blocks import Blocks, arch_of
 from radixkv.kernels.layout import LayerPages
 from radixkv.kernels.options import Attention, Batch
 from radixkv.kernels.prefixes import SharedPrefixes
+from radixkv.kernels.quantized import Pages, QuantizedPages
 from radixkv.kernels.triton_attention import PLAN_CHUNK
+from radixkv.kernels.triton_quantized import FORMATS, raw, strides
 
 HEAD_DIM_MAX, LATENT_DIM_MAX = 256, 512
 TOKENS_PER_SLICE = 256
@@ -72,21 +74,21 @@ class _Launch:
 
     def attend(self, spans: _Spans) -> None:
         batch, options, blocks = self.batch, self.options, spans.blocks
-        keys, values = batch.pages
-        pool, page_size, kv_heads, whole = keys.shape
-        dim = values.shape[3]
+        (keys, k_scales), (values, v_scales) = (_tensors(side) for side in batch.pages)
+        pool, page_size, kv_heads, whole = batch.pages.keys.shape
+        dim = batch.pages.values.shape[3]
         triton_attention.attend[(spans.items * kv_heads,)](
-            batch.q, keys, values, batch.page_table, batch.lengths, batch.starts, self._span_table(spans),
-            None if self.shared is None else self.shared.members, self.slots[:, spans.first :],
+            batch.q, keys, values, k_scales, v_scales, batch.page_table, batch.lengths, batch.starts,
+            self._span_table(spans), None if self.shared is None else self.shared.members, self.slots[:, spans.first :],
             options.tree, options.sinks, options.alibi_slopes, self.out, self.lse, self.parts, self.parts_lse,
             options.scale, options.softcap or 0.0, options.window or 0,
-            *batch.q.stride()[:2], *keys.stride()[:3], *values.stride()[:3],
+            *batch.q.stride()[:2], *strides(keys), *strides(values), *strides(k_scales), *strides(v_scales),
             pool, batch.page_table.shape[1], spans.count, self.slots.shape[1], len(batch.q), len(self.parts),
             PER_ROW=batch.per_row, KV_HEADS=kv_heads, GROUP=_group(batch), PAGE_SIZE=page_size, HEAD_DIM=dim,
             ROPE_DIM=whole - dim, BLOCK_R=max(16, triton.next_power_of_2(whole - dim)),
             BLOCK_D=blocks.d, BLOCK_M=blocks.m, BLOCK_N=blocks.n, SHARED=self.shared is not None,
             CAUSAL=spans.causal, WINDOWED=options.window is not None, CAPPED=options.softcap is not None,
-            WIDEN=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,
+            WIDEN=INTERPRETED, FORMAT=_format(batch), num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
     def merge(self) -> None:
@@ -182,7 +184,9 @@ def _shared(batch: Batch, shared: SharedPrefixes, target: int, *, plain: bool) -
 
 
 def _blocks(batch: Batch, query_rows: int, *, plain: bool = False) -> Blocks:
-    return Blocks.of(arch_of(batch.q.device), batch.q.dtype, batch.pages.values.shape[3], query_rows, plain=plain)
+    keys, dim = batch.pages.keys, batch.pages.values.shape[3]
+    quantized = keys.dtype if isinstance(keys, QuantizedPages) else ""
+    return Blocks.of(arch_of(batch.q.device), batch.q.dtype, dim, query_rows, plain=plain, quantized=quantized)
 
 
 def _target(batch: Batch, slicing: Slicing) -> int:
@@ -204,12 +208,23 @@ def _capacity(batch: Batch) -> int:
     return batch.page_table.shape[1] * batch.pages.keys.shape[1]
 
 
+def _format(batch: Batch) -> int:
+    """0: plain."""
+    return FORMATS[batch.pages.keys.dtype] if isinstance(batch.pages.keys, QuantizedPages) else 0
+
+
+def _tensors(pages: Pages) -> tuple[Tensor, Tensor | None]:
+    """(elements or codes, scales if there are any)."""
+    return raw(pages) if isinstance(pages, QuantizedPages) else (pages, None)
+
+
 def _check(pages: LayerPages) -> None:
     dim = pages.values.shape[3]
     most = HEAD_DIM_MAX if pages.keys.shape[3] == dim else LATENT_DIM_MAX
     if dim > most:
         raise BadRequest(f"the Triton kernels take head dims up to {most}", head_dim=dim)
-    for name, tensor in zip(pages._fields, pages, strict=True):
+    for name, side in zip(pages._fields, pages, strict=True):
+        tensor, _ = _tensors(side)
         if tensor.stride(3) != 1:
             raise BadRequest(f"the Triton kernels need each head of {name} in one piece", stride=tensor.stride(3))
         # Within a page 32 bits are enough and save a third of the registers; all that leads to a page has 64.

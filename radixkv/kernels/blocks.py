@@ -24,25 +24,29 @@ class Blocks(NamedTuple):
     stages: int
 
     @classmethod
-    def of(cls, arch: str, dtype: torch.dtype, head_dim: int, query_rows: int, *, plain: bool = False) -> Blocks:
+    def of(
+        cls, arch: str, dtype: torch.dtype, head_dim: int, query_rows: int, *, plain: bool = False, quantized: str = ""
+    ) -> Blocks:  # fmt: skip
         """``query_rows`` of a span that share a KV head; a dot takes at least 16 of them, padded. ``plain``: every
         query row sees every token, and no option changes a score, which leaves registers for larger blocks.
+        ``quantized``: what the pages hold instead of ``dtype``; to unpack codes takes registers, or more threads.
         """
         d = max(16, triton.next_power_of_2(head_dim))
         m = max(16, triton.next_power_of_2(query_rows))
         if d > 256:
             return _latent(arch, d, m, dtype)
         if arch.startswith("gfx"):
-            return _amd(d, m, dtype)
+            return _amd_quantized(d, m, dtype, (quantized, plain)) if quantized else _amd(d, m, dtype)
         if dtype == torch.float32:
             return _exact(d, m)
         roomy = arch == "sm_90"
         if m <= 32:
-            return cls(d, m, 64, 4, 3) if d <= 128 else cls(d, m, 64, 8, 2)
-        if m >= 256 and plain and roomy and d <= 128:
+            return cls(d, m, 64, 4, 3) if d <= 128 and not quantized else cls(d, m, 64, 8, 2)
+        if m >= 256 and plain and roomy and d <= 128 and not quantized:
             return cls(d, 256, 64, 8, 3) if d <= 64 else cls(d, 256, 32, 16, 3)
         if d <= 128:
-            return cls(d, min(m, 128), 64 if roomy else 32, 8, 3)
+            most = 64 if quantized and not plain and arch == "sm_80" else 128
+            return cls(d, min(m, most), 64 if roomy else 32, 8, 2 if quantized else 3)
         if not plain:
             return cls(d, 32, 64, 8, 2)
         return cls(d, 128, 32, 8, 2) if m >= 128 and roomy else cls(d, 64, 32, 8, 2)
@@ -71,6 +75,20 @@ def _amd(d: int, m: int, dtype: torch.dtype) -> Blocks:
     if d > 128:
         return Blocks(d, min(m, 32), 32, 8, 1)
     return Blocks(d, min(m, 128), 64 if d <= 64 else 32, 4 if m <= 64 else 8, 2)
+
+
+def _amd_quantized(d: int, m: int, dtype: torch.dtype, how: tuple[str, bool]) -> Blocks:
+    """``how``: (what the pages hold, plain). A tile of int4 needs twice the tokens, or half the threads, for loads of
+    16 bytes; blocks of many query rows leave no registers for that.
+    """
+    narrow, plain = how[0] == "int4" and m == 16, how[1]
+    if dtype == torch.float32:
+        return _amd(d, m, dtype)
+    if d > 128:
+        return Blocks(d, min(m, 32), 32, 4 if narrow else 8, 1)
+    if m <= 32:
+        return Blocks(d, m, 64 if d <= 64 or narrow else 32, 4, 2)
+    return Blocks(d, 128, 32, 8, 1) if plain and m >= 128 else Blocks(d, 64, 32, 8, 2)
 
 
 def arch_of(device: torch.device) -> str:

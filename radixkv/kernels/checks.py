@@ -12,17 +12,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from radixkv.config import QUANTIZED
 from radixkv.errors import BadRequest
 from radixkv.kernels.layout import DTYPES
 from radixkv.kernels.options import QUERIES_MAX, Attention, Rotary
 from radixkv.kernels.prefixes import SharedPrefixes
+from radixkv.kernels.quantized import SCALES, Pages, QuantizedPages
 
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 TOKENS_MAX = 2**31 - 2**14
 """Tokens a page table may hold: positions are int32 in the kernels, with room for a block behind each slice."""
 
 
-def decode_shapes(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor) -> None:
+def decode_shapes(q: Tensor, k_pages: Pages, v_pages: Pages, page_table: Tensor, lengths: Tensor) -> None:
     _pages(k_pages, v_pages)
     _tensor("q", q, (3, 4), k_pages)
     _batch(q, k_pages, page_table, lengths)
@@ -42,7 +44,7 @@ def latent_shapes(pages: Tensor, latent_dim: int) -> None:
 
 
 def prefill_shapes(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, starts: Tensor
+    q: Tensor, k_pages: Pages, v_pages: Pages, page_table: Tensor, lengths: Tensor, starts: Tensor
 ) -> None:  # fmt: skip
     _pages(k_pages, v_pages)
     _tensor("q", q, (3,), k_pages)
@@ -57,7 +59,7 @@ def prefill_shapes(
         raise BadRequest("starts is not contiguous", stride=starts.stride(0))
 
 
-def _batch(q: Tensor, k_pages: Tensor, page_table: Tensor, lengths: Tensor) -> None:
+def _batch(q: Tensor, k_pages: Pages, page_table: Tensor, lengths: Tensor) -> None:
     _integers("page_table", page_table, 2, torch.int32, k_pages)
     _integers("lengths", lengths, 1, torch.int32, k_pages)
     heads, dim = q.shape[-2:]
@@ -70,7 +72,7 @@ def _batch(q: Tensor, k_pages: Tensor, page_table: Tensor, lengths: Tensor) -> N
         raise BadRequest("the page table is too wide", tokens=page_table.shape[1] * page_size, max=TOKENS_MAX)
 
 
-def options_fit(options: Attention, heads: int, k_pages: Tensor) -> None:
+def options_fit(options: Attention, heads: int, k_pages: Pages) -> None:
     if not math.isfinite(options.scale):
         raise BadRequest("scale is not a finite number", scale=options.scale)
     if options.softcap is not None and not 0 < options.softcap < math.inf:
@@ -158,7 +160,7 @@ def decode_values(
         raise BadRequest("a page id is not in the pool", page=low if low < 0 else high, pages=pool)
 
 
-def append_shapes(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+def append_shapes(k: Tensor, v: Tensor, k_pages: Pages, v_pages: Pages, slots: Tensor) -> None:
     _pages(k_pages, v_pages)
     _tensor("k", k, (3,), k_pages)
     _tensor("v", v, (3,), k_pages)
@@ -180,7 +182,7 @@ def append_values(slots: Tensor, pages: int, page_size: int) -> None:
         raise BadRequest("a slot is not in the pool", slot=low if low < -1 else high, slots=pages * page_size)
 
 
-def rotary_fits(rotary: Rotary, k: Tensor, k_pages: Tensor) -> None:
+def rotary_fits(rotary: Rotary, k: Tensor, k_pages: Pages) -> None:
     cos, sin, positions, _ = rotary
     _integers("positions", positions, 1, torch.int64, k_pages)
     if positions.shape[0] != k.shape[0] or not positions.is_contiguous():
@@ -217,7 +219,7 @@ def query_fits(q: Tensor, k: Tensor, rotary: Rotary | None) -> None:
 def move_shapes(pages: Tensor, ids: Tensor, staging: Tensor) -> None:
     _any_view(pages)
     _integers("ids", ids, 1, torch.int32, pages)
-    _tensor("staging", staging, (pages.dim(),), pages)
+    _movable("staging", staging, (pages.dim(),), pages)
     if staging.shape[0] != ids.shape[0] or staging.shape[1:] != pages.shape[1:] or not staging.is_contiguous():
         raise BadRequest(
             "staging is not a contiguous tensor of a page for each id",
@@ -240,10 +242,12 @@ def copy_shapes(pages: Tensor, rows: Tensor) -> None:
         raise BadRequest("rows are [N, 3]: source page, target page, rows", columns=rows.shape[1])
 
 
-def _any_view(pages: Tensor) -> None:
+def _any_view(pages: Pages) -> None:
+    if not isinstance(pages, Tensor):
+        raise BadRequest("quantized pages are moved as the bytes they are: give the arena_view, or a part of it")
     if not 4 <= pages.dim() <= 6:
         raise BadRequest("pages are [pages, ..., page_size, kv_heads, head_dim] of 4 to 6 dimensions", dims=pages.dim())
-    _tensor("pages", pages, (4, 5, 6), pages)
+    _movable("pages", pages, (4, 5, 6), pages)
     if min(pages.shape) < 1:
         raise BadRequest("pages have an empty dimension", shape=str(list(pages.shape)))
 
@@ -260,28 +264,67 @@ def copy_values(rows: Tensor, pages: int, page_size: int) -> None:
             raise BadRequest(f"a {name} of copy_rows is out of range", value=bad, most=bound)
 
 
-def _pages(k_pages: Tensor, v_pages: Tensor) -> None:
-    _tensor("k_pages", k_pages, (4,), k_pages)
-    _tensor("v_pages", v_pages, (4,), k_pages)
-    if k_pages.shape != v_pages.shape or min(k_pages.shape) < 1:
+def _pages(k_pages: Pages, v_pages: Pages) -> None:
+    if isinstance(k_pages, QuantizedPages) and isinstance(v_pages, QuantizedPages):
+        _quantized("k_pages", k_pages)
+        _quantized("v_pages", v_pages)
+    elif isinstance(k_pages, Tensor) and isinstance(v_pages, Tensor):
+        _tensor("k_pages", k_pages, (4,), k_pages)
+        _tensor("v_pages", v_pages, (4,), k_pages)
+    else:
+        raise BadRequest("of k_pages and v_pages one is quantized")
+    if k_pages.shape != v_pages.shape or k_pages.dtype != v_pages.dtype or min(k_pages.shape) < 1:
         raise BadRequest(
-            "k_pages and v_pages are not one shape [pages, page_size, kv_heads, head_dim]",
-            k_pages=str(list(k_pages.shape)), v_pages=str(list(v_pages.shape)),
+            "k_pages and v_pages are not one shape [pages, page_size, kv_heads, head_dim] of one dtype",
+            k_pages=f"{list(k_pages.shape)} {k_pages.dtype}", v_pages=f"{list(v_pages.shape)} {v_pages.dtype}",
         )  # fmt: skip
 
 
-def _tensor(name: str, tensor: Tensor, dims: tuple[int, ...], like: Tensor) -> None:
-    if tensor.dim() not in dims:
-        need = " or ".join(map(str, dims))
-        raise BadRequest(f"{name} has the wrong number of dimensions", dims=tensor.dim(), need=need)
+def _quantized(name: str, pages: QuantizedPages) -> None:
+    codes, scales = pages.codes, pages.scales
+    if codes.dtype not in SCALES:
+        raise BadRequest(f"{name} has codes of dtype {codes.dtype}; allowed: {', '.join(map(str, SCALES))}")
+    if codes.dim() != 4:
+        raise BadRequest(f"{name} has codes of the wrong number of dimensions", dims=codes.dim(), need=4)
+    groups = QUANTIZED[pages.dtype].scales(pages.shape[3])
+    need = [*codes.shape[:3], groups] if groups else []
+    got = [] if scales is None else list(scales.shape)
+    if got != need:
+        raise BadRequest(f"the scales of {name} are not those of its codes", shape=str(got), need=str(need))
+    if scales is not None:
+        if scales.dtype != SCALES[codes.dtype]:
+            raise BadRequest(f"{name} has scales of dtype {scales.dtype}; allowed: {SCALES[codes.dtype]}")
+        _same_device(f"{name}'s scales", scales, codes)
+
+
+def _tensor(name: str, tensor: Pages, dims: tuple[int, ...], like: Pages) -> None:
+    """``like``: the pages. Beside quantized ones a tensor may have any dtype that pages could have had."""
+    if not isinstance(tensor, Tensor):
+        raise BadRequest(f"{name} is not a tensor; quantized pages are not meant here")
+    _dimensions(name, tensor, dims)
     if tensor.dtype not in DTYPES.values():
         raise BadRequest(f"{name} has dtype {tensor.dtype}; allowed: {', '.join(DTYPES)}")
-    if tensor.dtype != like.dtype:
+    if isinstance(like, Tensor) and tensor.dtype != like.dtype:
         raise BadRequest(f"{name} and the pages differ in dtype", got=str(tensor.dtype), pages=str(like.dtype))
     _same_device(name, tensor, like)
 
 
-def _integers(name: str, tensor: Tensor, dims: int, dtype: torch.dtype, like: Tensor) -> None:
+def _movable(name: str, tensor: Tensor, dims: tuple[int, ...], pages: Tensor) -> None:
+    """What is moved as it is may also be bytes: the rows of quantized pages, as ``arena_view`` gives them."""
+    if tensor.dtype == pages.dtype == torch.uint8:
+        _dimensions(name, tensor, dims)
+        _same_device(name, tensor, pages)
+    else:
+        _tensor(name, tensor, dims, pages)
+
+
+def _dimensions(name: str, tensor: Tensor, dims: tuple[int, ...]) -> None:
+    if tensor.dim() not in dims:
+        need = " or ".join(map(str, dims))
+        raise BadRequest(f"{name} has the wrong number of dimensions", dims=tensor.dim(), need=need)
+
+
+def _integers(name: str, tensor: Tensor, dims: int, dtype: torch.dtype, like: Pages) -> None:
     if tensor.dim() != dims or tensor.dtype != dtype:
         raise BadRequest(
             f"{name} is not a {dims}-dimensional {dtype} tensor", dims=tensor.dim(), dtype=str(tensor.dtype)
@@ -289,7 +332,7 @@ def _integers(name: str, tensor: Tensor, dims: int, dtype: torch.dtype, like: Te
     _same_device(name, tensor, like)
 
 
-def _same_device(name: str, tensor: Tensor, like: Tensor) -> None:
+def _same_device(name: str, tensor: Tensor, like: Pages) -> None:
     if tensor.device != like.device:
         raise BadRequest(
             f"{name} and the pages are on different devices", got=str(tensor.device), pages=str(like.device)

@@ -18,6 +18,7 @@ from radixkv.kernels import arguments, checks, reference_attention, reference_wr
 from radixkv.kernels.layout import LayerPages
 from radixkv.kernels.options import Attention, Batch, Options, Rotary, tree_bits
 from radixkv.kernels.prefixes import SharedPrefixes
+from radixkv.kernels.quantized import Pages, QuantizedPages
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -27,18 +28,18 @@ Impl = Literal["auto", "triton", "torch"]
 
 @overload
 def decode_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, *,
+    q: Tensor, k_pages: Pages, v_pages: Pages, page_table: Tensor, lengths: Tensor, *,
     return_lse: Literal[False] = False, tree_mask: Tensor | None = None, prefixes: SharedPrefixes | None = None,
     impl: Impl = "auto", check_values: bool = False, **options: Unpack[Options],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def decode_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, *,
+    q: Tensor, k_pages: Pages, v_pages: Pages, page_table: Tensor, lengths: Tensor, *,
     return_lse: Literal[True], tree_mask: Tensor | None = None, prefixes: SharedPrefixes | None = None,
     impl: Impl = "auto", check_values: bool = False, **options: Unpack[Options],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def decode_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, *,
+    q: Tensor, k_pages: Pages, v_pages: Pages, page_table: Tensor, lengths: Tensor, *,
     return_lse: bool = False, tree_mask: Tensor | None = None, prefixes: SharedPrefixes | None = None,
     impl: Impl = "auto", check_values: bool = False, **options: Unpack[Options],
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
@@ -46,7 +47,8 @@ def decode_attention(
 
     q [B, Hq, D], one query token a row, or [B, T, Hq, D] with T of 1 to 8: the row's last T tokens, each seeing those
     before it and itself; a row with fewer has its own at the end, and what stands before the first token sees nothing.
-    k_pages, v_pages [P, S, Hkv, D], any strides, Hq a multiple of Hkv (query head h reads KV head h // (Hq // Hkv));
+    k_pages, v_pages [P, S, Hkv, D], any strides, or both ``QuantizedPages``, which are read as they are and multiplied
+    in q's dtype; Hq a multiple of Hkv (query head h reads KV head h // (Hq // Hkv));
     page_table [B, M] int32, entry i of a row holds tokens [i * S, (i + 1) * S), entries behind the length may be
     anything (-1 by custom); lengths [B] int32, 0 is legal. Options: see ``Options``.
 
@@ -104,16 +106,16 @@ def mla_decode_attention(
 
 @overload
 def prefill_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, starts: Tensor, *,
+    q: Tensor, k_pages: Pages, v_pages: Pages, page_table: Tensor, lengths: Tensor, starts: Tensor, *,
     return_lse: Literal[False] = False, impl: Impl = "auto", check_values: bool = False, **options: Unpack[Options],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def prefill_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, starts: Tensor, *,
+    q: Tensor, k_pages: Pages, v_pages: Pages, page_table: Tensor, lengths: Tensor, starts: Tensor, *,
     return_lse: Literal[True], impl: Impl = "auto", check_values: bool = False, **options: Unpack[Options],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def prefill_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, starts: Tensor, *,
+    q: Tensor, k_pages: Pages, v_pages: Pages, page_table: Tensor, lengths: Tensor, starts: Tensor, *,
     return_lse: bool = False, impl: Impl = "auto", check_values: bool = False, **options: Unpack[Options],
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of any number of new tokens a row over the row's cached tokens and the new ones before them.
@@ -137,22 +139,23 @@ def prefill_attention(
 
 @overload
 def append(
-    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, *,
+    k: Tensor, v: Tensor, k_pages: Pages, v_pages: Pages, slots: Tensor, *,
     rotary: Rotary | None = None, q: None = None, impl: Impl = "auto", check_values: bool = False,
 ) -> None: ...  # fmt: skip
 @overload
 def append(
-    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, *,
+    k: Tensor, v: Tensor, k_pages: Pages, v_pages: Pages, slots: Tensor, *,
     rotary: Rotary, q: Tensor, impl: Impl = "auto", check_values: bool = False,
 ) -> Tensor: ...  # fmt: skip
 def append(
-    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, *,
+    k: Tensor, v: Tensor, k_pages: Pages, v_pages: Pages, slots: Tensor, *,
     rotary: Rotary | None = None, q: Tensor | None = None, impl: Impl = "auto", check_values: bool = False,
 ) -> Tensor | None:  # fmt: skip
     """Write the keys and values of T tokens into their slots.
 
     k, v [T, Hkv, D]; slots [T] int64, slot = page * page_size + row, -1 skips the token. Slots other than -1 differ;
-    which token wins where they do not is not defined. rotary: keys are turned on their way (see ``Rotary``); with it
+    which token wins where they do not is not defined. Into ``QuantizedPages`` they are quantized, keys after they were
+    turned and rounded to their dtype. rotary: keys are turned on their way (see ``Rotary``); with it
     q [T, Hq, D] may be given and comes back turned, from the same launch. Where values are not checked, a slot out of
     the pool is skipped, and a position without angles makes NaN of what it would have turned.
     """
@@ -171,8 +174,10 @@ def append(
             checks.rotary_values(rotary)
     pages = LayerPages(k_pages, v_pages)
     if use_triton:
-        from radixkv.kernels import triton_write
+        from radixkv.kernels import triton_quantized, triton_write
 
+        if isinstance(k_pages, QuantizedPages):
+            return triton_quantized.append(k, v, pages, slots, rotary, q)
         return triton_write.append(k, v, pages, slots, rotary, q)
     return reference_write.append(k, v, pages, slots, rotary, q)
 
@@ -182,7 +187,8 @@ def copy_rows(pages: Tensor, rows: Tensor, *, impl: Impl = "auto", check_values:
 
     ``pages`` is any view [pages, ..., page_size, kv_heads, head_dim] with up to two dimensions in the middle, all of
     which are copied: one layer's keys or values [P, S, H, D], one layer's both [P, 2, S, H, D], or the whole arena
-    [P, layers, 2, S, H, D] (``arena_view``), which is what copy_rows of a reply means. The entries are carried out as
+    [P, layers, 2, S, H, D] (``arena_view``, of quantized pages too), which is what copy_rows of a reply means. The
+    entries are carried out as
     if one after the other, so a source may be an earlier entry's target. Where values are not checked, an entry that
     is out of range is skipped.
     """
@@ -267,7 +273,7 @@ def _attention(
     return reference_attention.attention(batch, options, prefixes)
 
 
-def _options(q: Tensor, k_pages: Tensor, options: Options, tree_mask: Tensor | None) -> Attention:
+def _options(q: Tensor, k_pages: Pages, options: Options, tree_mask: Tensor | None) -> Attention:
     arguments.optional(tree_mask=tree_mask, sinks=options.get("sinks"), alibi_slopes=options.get("alibi_slopes"))
     tree = None
     if tree_mask is not None:
@@ -278,7 +284,7 @@ def _options(q: Tensor, k_pages: Tensor, options: Options, tree_mask: Tensor | N
     return attention
 
 
-def _choose(impl: str, pages: Tensor) -> bool:
+def _choose(impl: str, pages: Pages) -> bool:
     """Whether Triton does it. Triton is imported only where it is used: a CPU's torch may come without it."""
     if impl not in checks.IMPLEMENTATIONS:
         raise BadRequest(f"impl {impl!r} is not one of {', '.join(checks.IMPLEMENTATIONS)}")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from radixkv.kernels.options import Attention, Batch
 from radixkv.kernels.prefixes import SharedPrefixes
+from radixkv.kernels.quantized import Pages, QuantizedPages, read
 
 QUERY_CHUNK = 128
 """Query tokens of a row at a time: the scores of a long prefill would not fit."""
@@ -178,8 +179,10 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def _pages(pages: Tensor, ids: Tensor) -> Tensor:
+def _pages(pages: Pages, ids: Tensor) -> Tensor:
     """float32 [len(ids) * page_size, kv_heads, head_dim]; on a CPU valid until this thread's next call."""
+    if isinstance(pages, QuantizedPages):
+        return read(pages, ids)
     if pages.device.type != "cpu" or not pages[0].is_contiguous():
         return pages.index_select(0, ids).float().flatten(0, 1)
     flat = pages.flatten(1)  # a view: the rows of a page lie side by side

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from radixkv.kernels.layout import LayerPages
 from radixkv.kernels.options import Rotary
+from radixkv.kernels.quantized import QuantizedPages, write
 
 
 def append(
@@ -23,8 +24,11 @@ def append(
     if not bool(kept.all()):
         k, v, slots = k[kept], v[kept], slots[kept]
     place = (slots // page_size, slots % page_size)
-    pages.keys.index_put_(place, k)
-    pages.values.index_put_(place, v)
+    for target, x in zip(pages, (k, v), strict=True):
+        if isinstance(target, QuantizedPages):
+            write(target, place, x)
+        else:
+            target.index_put_(place, x)
     return None if q is None or rotary is None else rotated(q, rotary)
 
 

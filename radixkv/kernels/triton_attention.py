@@ -28,6 +28,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from radixkv.kernels.triton_quantized import PLAIN, load_quantized
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 TREE_BITS = tl.constexpr(8)
 PLAN_CHUNK = 256
@@ -157,15 +159,28 @@ def with_sink(log_sum, sink):
 
 @triton.jit
 def load_tile(
-    pages, page, page_ok, in_page, dim, page_stride, token_stride, HEAD_DIM: tl.constexpr, WIDEN: tl.constexpr
+    pages, scales, page, page_ok, in_page, dim, page_stride, token_stride, scale_page, scale_token,
+    HEAD_DIM: tl.constexpr, DTYPE: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """One head's keys or values of a tile's tokens; what leads to a page is computed in 64 bits."""
     at = page.to(tl.int64) * page_stride + in_page * token_stride
-    ok = page_ok[:, None] & (dim < HEAD_DIM)[None, :]
-    tile = tl.load(pages + at[:, None] + dim[None, :], mask=ok, other=0.0)
-    if WIDEN:
-        tile = tile.to(tl.float32)
-    return tile
+    if FORMAT == PLAIN:
+        ok = page_ok[:, None] & (dim < HEAD_DIM)[None, :]
+        tile = tl.load(pages + at[:, None] + dim[None, :], mask=ok, other=0.0)
+    else:
+        scale_at = at
+        if scales is not None:
+            scale_at = page.to(tl.int64) * scale_page + in_page * scale_token
+        tile = load_quantized(pages, scales, at, scale_at, page_ok, FORMAT, HEAD_DIM, dim.shape[0])
+    return tile.to(DTYPE)
+
+
+@triton.jit
+def head_scales(scales, head, head_stride):
+    """Where a head's scales begin, or None."""
+    if scales is not None:
+        scales += head * head_stride
+    return scales
 
 
 @triton.jit
@@ -190,13 +205,15 @@ def place_drafts(token, tree, drafts_from, PER_ROW: tl.constexpr):
 
 @triton.jit(do_not_specialize=["pages", "table_width", "spans", "columns", "rows", "part_limit", "window"])
 def attend(
-    q, k_pages, v_pages, page_table, lengths, starts, span_table, members, slots, tree, sinks, slopes,
-    out, lse, parts, parts_lse, scale, softcap, window,
+    q, k_pages, v_pages, k_scales, v_scales, page_table, lengths, starts, span_table, members, slots,
+    tree, sinks, slopes, out, lse, parts, parts_lse, scale, softcap, window,
     q_row, q_head, k_page, k_token, k_head, v_page, v_token, v_head,
+    ks_page, ks_token, ks_head, vs_page, vs_token, vs_head,
     pages, table_width, spans, columns, rows, part_limit,
     PER_ROW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROPE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SHARED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):  # fmt: skip
     """out [rows, Hq, HEAD_DIM] and lse [rows, Hq], or parts of both, of a grid of items * KV_HEADS programs."""
     item = tl.program_id(0) // KV_HEADS
@@ -274,15 +291,24 @@ def attend(
         page = tl.load(table + token // PAGE_SIZE, mask=token_ok & (token < capacity), other=-1)
         page_ok = (page >= 0) & (page < pages)
         in_page = token % PAGE_SIZE
-        key = load_tile(k_pages + kv_head * k_head, page, page_ok, in_page, dim, k_page, k_token, HEAD_DIM, WIDEN)
+        key = load_tile(
+            k_pages + kv_head * k_head, head_scales(k_scales, kv_head, ks_head), page, page_ok, in_page, dim,
+            k_page, k_token, ks_page, ks_token, HEAD_DIM, query.dtype, FORMAT,
+        )  # fmt: skip
         if ROPE_DIM > 0:  # latent pages: the key's first part is the value, its second lies behind it
             value = key
             rope_at = k_pages + kv_head * k_head + HEAD_DIM
-            key_rope = load_tile(rope_at, page, page_ok, in_page, rope_dim, k_page, k_token, ROPE_DIM, WIDEN)
+            key_rope = load_tile(
+                rope_at, None, page, page_ok, in_page, rope_dim,
+                k_page, k_token, None, None, ROPE_DIM, query.dtype, FORMAT,
+            )  # fmt: skip
             score = tl.dot(query_rope, tl.trans(key_rope), input_precision="ieee")
             score = tl.dot(query, tl.trans(key), score, input_precision="ieee")
         else:
-            value = load_tile(v_pages + kv_head * v_head, page, page_ok, in_page, dim, v_page, v_token, HEAD_DIM, WIDEN)
+            value = load_tile(
+                v_pages + kv_head * v_head, head_scales(v_scales, kv_head, vs_head), page, page_ok, in_page, dim,
+                v_page, v_token, vs_page, vs_token, HEAD_DIM, query.dtype, FORMAT,
+            )  # fmt: skip
             score = tl.dot(query, tl.trans(key), input_precision="ieee")
         score = capped(score, scale, softcap, CAPPED)
         key_position = token

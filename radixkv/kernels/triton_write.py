@@ -9,6 +9,8 @@ Elements are moved as they are; only what a rotary embedding turns is computed, 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import triton
 import triton.language as tl
@@ -42,6 +44,20 @@ def rotate(source, at, dim, ok, cos, sin, angle_row, REACH: tl.constexpr, INTERL
     sine = tl.load(sin + angle_row + angle, mask=turned, other=0.0).to(tl.float32)
     rotated = plain.to(tl.float32) * cosine + tl.where(second, other, -other) * sine
     return tl.where(turned, rotated.to(plain.dtype), plain)
+
+
+@triton.jit
+def turn_query(
+    q, q_out, token, element, q_row, q_row_head, cos, sin, angle_row, unknown_dims,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, REACH: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Elements of a token's query heads, rotated, to ``q_out``."""
+    dim = element % HEAD_DIM
+    ok = element < HEADS * HEAD_DIM
+    at = token * q_row + (element // HEAD_DIM).to(tl.int64) * q_row_head + dim
+    query = rotate(q, at, dim, ok, cos, sin, angle_row, REACH, INTERLEAVED)
+    query = tl.where(dim < unknown_dims, float("nan"), query.to(tl.float32)).to(query.dtype)
+    tl.store(q_out + token * (HEADS * HEAD_DIM) + element, query, mask=ok)
 
 
 @triton.jit(do_not_specialize=["pages", "angles"])
@@ -86,12 +102,10 @@ def append_tokens(
         tl.store(v_pages + page * v_page + in_page * v_token + head * v_head + dim, value, mask=ok)
     elif q is not None:
         element = (block - kv_blocks) * BLOCK + tl.arange(0, BLOCK)
-        dim = element % HEAD_DIM
-        ok = element < HEADS * HEAD_DIM
-        at = token * q_row + (element // HEAD_DIM).to(tl.int64) * q_row_head + dim
-        query = rotate(q, at, dim, ok, cos, sin, angle_row, REACH, INTERLEAVED)
-        query = tl.where(dim < unknown_dims, float("nan"), query.to(tl.float32)).to(query.dtype)
-        tl.store(q_out + token * (HEADS * HEAD_DIM) + element, query, mask=ok)
+        turn_query(
+            q, q_out, token, element, q_row, q_row_head, cos, sin, angle_row, unknown_dims,
+            HEADS, HEAD_DIM, REACH, INTERLEAVED,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["entries", "pages"])
@@ -150,8 +164,9 @@ def append(
     k: Tensor, v: Tensor, pages: LayerPages, slots: Tensor, rotary: Rotary | None, q: Tensor | None
 ) -> Tensor | None:  # fmt: skip
     """BadRequest: the elements of a head do not lie side by side in the pages."""
-    pool, page_size, kv_heads, dim = pages.keys.shape
-    _heads_in_one_piece(*pages)
+    keys, values = (cast("Tensor", side) for side in pages)
+    pool, page_size, kv_heads, dim = keys.shape
+    _heads_in_one_piece(keys, values)
     k = k if k.stride(2) == 1 else k.contiguous()
     v = v if v.stride(2) == 1 else v.contiguous()
     rotated, heads = None, 0
@@ -164,9 +179,9 @@ def append(
     blocks = triton.cdiv(kv_heads * dim, APPEND_BLOCK) + triton.cdiv(heads * dim, APPEND_BLOCK)
     with torch.cuda.device_of(k):
         append_tokens[(len(slots), blocks)](
-            k, v, *pages, slots.contiguous(), q, rotated, cos, sin, positions,
+            k, v, keys, values, slots.contiguous(), q, rotated, cos, sin, positions,
             *k.stride()[:2], *v.stride()[:2], *(q.stride()[:2] if q is not None else (0, 0)),
-            *pages.keys.stride()[:3], *pages.values.stride()[:3], pool, 0 if cos is None else len(cos),
+            *keys.stride()[:3], *values.stride()[:3], pool, 0 if cos is None else len(cos),
             PAGE_SIZE=page_size, KV_HEADS=kv_heads, HEADS=heads, HEAD_DIM=dim, REACH=0 if cos is None else cos.shape[1],
             INTERLEAVED=rotary is not None and rotary.interleaved, BLOCK=APPEND_BLOCK, num_warps=4,
         )  # fmt: skip

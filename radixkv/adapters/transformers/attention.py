@@ -1,8 +1,8 @@
 """The attention function behind ``attn_implementation="radixkv"``: it reads keys and values from pages.
 
-One query token: decode attention over the page table. Several (a prefill): the pages of a cached prefix are gathered
-and torch's attention does the rest. With any other cache it is Transformers' own ``sdpa``, so that a prepared model can
-still be used without pages.
+One query token: decode attention over the page table. Several (a prefill): the pages of a cached prefix are gathered,
+of a quantized pool those of the new tokens too, and torch's attention does the rest. With any other cache it is
+Transformers' own ``sdpa``, so that a prepared model can still be used without pages.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 -- the signature is Transformers'
         return layer.decode(query[:, :, 0], scaling).unsqueeze(1), None
     if isinstance(layer, BatchLayer):
         raise TypeError("a batch computes one token a row")
-    if layer.past > 0:
-        key, value = layer.gather()
+    if layer.in_pages:
+        key, value = layer.gather(query.dtype)
     output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     return output, None

@@ -6,7 +6,9 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from radixkv.adapters.transformers.pages import Pages
-from radixkv.kernels import append, decode_attention
+from radixkv.kernels import Pages as KernelPages
+from radixkv.kernels import QuantizedPages, append, decode_attention
+from radixkv.kernels.quantized import read
 
 
 class PageTable:
@@ -84,19 +86,27 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc] # transformers is untyp
         key_states.radixkv_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
+    @property
+    def in_pages(self) -> bool:
+        """Whether what the running forward needs lies in the pages alone: earlier tokens, or, quantized, its own too.
+
+        So a prompt gives the same whether its beginning was computed just now or found in the cache.
+        """
+        return self.past > 0 or isinstance(self.key_pages, QuantizedPages)
+
     def decode(self, query: torch.Tensor, scale: float | None) -> torch.Tensor:
         """Attention of the last token, query and out [1, heads, head_dim], over all that is in the pages."""
         lengths = torch.tensor([self.seen], dtype=torch.int32)
         return decode_attention(query, self.key_pages, self.value_pages, self.table.row, lengths, scale=scale)
 
-    def gather(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values so far, copied out of the pages: [1, kv_heads, seen, head_dim] each."""
         pages = self.table.row[0].to(torch.int64)[: -(-self.seen // self.table.pages.page_size)]
-        return self._rows(self.key_pages, pages), self._rows(self.value_pages, pages)
+        return self._rows(self.key_pages, pages, dtype), self._rows(self.value_pages, pages, dtype)
 
-    def _rows(self, memory: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-        rows = memory[pages].flatten(0, 1)[: self.seen]  # [tokens, kv_heads, head_dim]
-        return rows.transpose(0, 1).unsqueeze(0)
+    def _rows(self, memory: KernelPages, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        rows = read(memory, ids).to(dtype) if isinstance(memory, QuantizedPages) else memory[ids].flatten(0, 1)
+        return rows[: self.seen].transpose(0, 1).unsqueeze(0)  # of [tokens, kv_heads, head_dim]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(keys that a mask must cover, position of the first of them)."""

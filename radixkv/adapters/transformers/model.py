@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,6 +55,8 @@ class PagedModel:
         on_full: "raise" is OutOfPages where the pool has no room; "recompute" goes on in local pages.
         timeout_s: how long a reserve may wait in a full pool.
         chunk_tokens: most tokens that one forward sees; a prompt is committed chunk by chunk.
+        kv_dtype: what local pages hold, perhaps quantized: see ``radixkv.config.QUANTIZED``. With a pool its spec says
+            it, for local pages too; otherwise the model's dtype.
 
     Raises ValueError when the pool's KV spec is not the model's, and for models whose attention pages do not know.
     """
@@ -69,6 +71,7 @@ class PagedModel:
         on_full: str = "raise",
         timeout_s: float | None = None,
         chunk_tokens: int = CHUNK_TOKENS,
+        kv_dtype: str | None = None,
     ) -> None:
         for name, given in (("on_lost", on_lost), ("on_full", on_full)):
             if given not in SURVIVES:
@@ -83,6 +86,11 @@ class PagedModel:
                 raise ValueError(f"a pool of {pool.ranks} ranks is not supported; allowed: 1 (a model in one process)")
             _check_spec(pool.spec, spec)
             spec = pool.spec
+        if kv_dtype not in {None, spec.dtype}:
+            if pool is not None:
+                raise ValueError(f"kv_dtype = {kv_dtype!r}, but the pool has {spec.dtype!r}")
+            spec = replace(spec, dtype=str(kv_dtype))
+            _check_spec(spec, spec_of(model))
         attention.register()
         model.set_attn_implementation(attention.NAME)
         reservation = None if pool is None else Reservation(pool, namespace, timeout_s)
@@ -210,6 +218,8 @@ def end_of_text(model: Any) -> frozenset[int]:
 
 
 def _check_spec(pool: KVSpec, model: KVSpec) -> None:
-    for key in ("layers", "kv_heads", "head_dim", "dtype"):
+    """A quantized pool fits a model of any dtype."""
+    keys = ("layers", "kv_heads", "head_dim", "dtype")
+    for key in keys if pool.quantization is None else keys[:3]:
         if getattr(pool, key) != getattr(model, key):
             raise ValueError(f"the pool has {key} = {getattr(pool, key)!r}, the model needs {getattr(model, key)!r}")

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from radixkv.config import KVSpec, Layout
 from radixkv.errors import OutOfPages, RadixKVError
+from radixkv.kernels import Pages as KernelPages
 from radixkv.kernels import views as layer_views
 
-LayerViews = tuple[torch.Tensor, torch.Tensor]
-"""One layer's keys and values, each [pages, page_size, kv_heads, head_dim]."""
+LayerViews = tuple[KernelPages, KernelPages]
+"""One layer's keys and values, each [pages, page_size, kv_heads, head_dim], perhaps quantized."""
 
 
 class Pages(Protocol):

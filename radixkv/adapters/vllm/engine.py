@@ -47,6 +47,8 @@ def page_spec(kv_cache_config: Any) -> KVSpec:
     spec, names = groups[0].kv_cache_spec, groups[0].layer_names
     if type(spec).__name__ != "FullAttentionSpec" or spec.sliding_window is not None:
         raise ValueError(f"radixkv serves full attention so far, not {spec}")
+    if str(spec.dtype) == "torch.int8":  # what radixkv calls int8 has its scales in the page
+        raise ValueError(f"radixkv serves no quantized KV cache of vLLM's, as of {spec.dtype}")
     return KVSpec(
         layers=len(names),
         kv_heads=spec.num_kv_heads,

@@ -34,10 +34,29 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--layers=61", "--mla-latent-dim=512", "--mla-rope-dim=64", "--dtype=bfloat16"], 70_272),
         (["--layers=30", "--kv-heads=3", "--head-dim=64", "--dtype=float32"], 46_080),
         ([], 46_080),
+        (["--dtype=fp8_e4m3"], 11_520),
+        (["--dtype=int8"], 30 * 2 * 208),  # 3 * 64 codes, 3 scales of 4 bytes, up to a multiple of 16
+        (["--dtype=int4"], 30 * 2 * 112),  # 3 * 32 bytes of codes, 3 * 2 scales of 2 bytes, up to a multiple of 16
+        ([*LARGE[:-2], "--dtype=int8"], 80 * 2 * (8 * 128 + 8 * 4)),
+        ([*LARGE[:-2], "--dtype=int4"], 80 * 2 * (8 * 64 + 8 * 4 * 2)),
+        (["--layers=1", "--kv-heads=1", "--head-dim=80", "--dtype=int4"], 2 * 48),  # groups of 32, 32 and 16
+        (["--layers=61", "--mla-latent-dim=512", "--mla-rope-dim=64", "--dtype=fp8_e4m3"], 61 * 576),
     ],
 )
 def test_bytes_of_a_token(capsys: pytest.CaptureFixture[str], arguments: list[str], bytes_per_token: int) -> None:
     assert planned(capsys, *arguments)["bytes_per_token"] == bytes_per_token
+
+
+def test_pages_of_quantized_tokens_are_rounded_up_to_256_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert planned(capsys, "--dtype=int8")["page_bytes"] == 16 * 12_480 == 780 * 256
+    figures = planned(capsys, "--dtype=int4", "--page-size=3", "--tokens=4")
+    assert figures == {
+        "bytes_per_token": 6720,
+        "page_bytes": 79 * 256,
+        "pages": 2,
+        "tokens": 6,
+        "pool_bytes": 158 * 256,
+    }
 
 
 def test_memory_for_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +127,14 @@ def test_latent_attention_is_planned_though_it_cannot_be_served(capsys: pytest.C
         ([*LARGE, "--tokens=0"], "tokens = '0' is not allowed; allowed: a whole number from 1"),
         ([*LARGE, "--tokens=1", "--device-bytes=1GiB"], "--tokens and --device-bytes exclude each other"),
         (["/no/config.json"], "'/no/config.json' cannot be read: No such file or directory"),
-        ([*LARGE, "--dtype=int8"], "dtype"),
+        (
+            [*LARGE[:-2], "--dtype=int2"],
+            "dtype = 'int2' is not allowed; allowed: float32, float16, bfloat16, fp8_e4m3, int8, int4",
+        ),
+        (
+            ["--layers=1", "--kv-heads=1", "--head-dim=63", "--dtype=int4"],
+            "head_dim = 63 is not allowed; allowed: an even",
+        ),
         (["--layer=3"], "--layer"),
     ],
 )

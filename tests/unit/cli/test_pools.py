@@ -112,7 +112,7 @@ def test_a_model_config_says_the_spec_and_written_keys_win(tmp_path: Path) -> No
         ("pages=", ["pool.pages = ''", "a whole number from 1"]),
         ("name=,pages=1", ["pool.name = ''", "1 to 64 printable characters"]),
         ("layers=0", ["pool.layers = 0", "a whole number from 1 to 4096"]),
-        ("dtype=fp8", ["pool.dtype = 'fp8'", "float32, float16, bfloat16"]),
+        ("dtype=fp8", ["pool.dtype = 'fp8'", "float32, float16, bfloat16, fp8_e4m3, int8, int4"]),
         ("device_bytes=1", ["pool.device_bytes = 1 ", "at least one page (737280)"]),
         ("device_bytes=5MB", ["pool.device_bytes = '5MB'", "a size as in 512MiB"]),
         ("device_bytes=1GiB,pages=1", ["pool.device_bytes", "pages or device_bytes, not both"]),

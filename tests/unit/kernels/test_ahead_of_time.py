@@ -27,7 +27,7 @@ def test_the_kernels_compile_for_sm_90_and_spill_nothing(tmp_path: Path) -> None
 
     assert tuple(each["name"] for each in built) == FEW
     assert {configs()[name].pick for name in FEW} == {
-        "plan", "attend", "merge", "append_tokens", "copy_page_rows", "move_pages",
+        "plan", "attend", "merge", "append_tokens", "append_quantized", "copy_page_rows", "move_pages",
     }  # fmt: skip
     assert [each for each in built if each["faults"]] == []
     wide = {each["name"]: each["wide_loads"] for each in built}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.kernel_cases import Shape, bits, empty_arena, make_case
+from bench.kernel_cases import Shape, empty_arena, make_case
 from radixkv.errors import BadRequest
 from radixkv.kernels import append, copy_rows, decode_attention
 
@@ -113,7 +113,7 @@ COPY_ERRORS = {
     "4 to 6 dimensions": lambda arena: (arena[0, 0, 0], rows_of((0, 1, 1))),
     "4 to 6 dimensions ": lambda arena: (arena[None], rows_of((0, 1, 1))),
     "empty dimension": lambda arena: (arena[:, :0], rows_of((0, 1, 1))),
-    "dtype torch.uint8; allowed": lambda arena: (bits(arena), rows_of((0, 1, 1))),
+    "dtype torch.int32; allowed": lambda arena: (arena.view(torch.int32), rows_of((0, 1, 1))),
     "source page, target page, rows": lambda arena: (arena, rows_of((0, 1))),
     "rows is not a 2-dimensional torch.int32": lambda arena: (arena, rows_of((0, 1, 1)).long()),
     "rows is not a 2-dimensional torch.int32 ": lambda arena: (arena, rows_of((0, 1, 1))[0]),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bench.kernel_cases import INF, NAN, Shape, assert_near, bits, make_case, naive_attention
 from bench.kernel_problems import KINDS, Problem
+from radixkv.config import QUANTIZED
 from radixkv.kernels import append, decode_attention, group_prefixes, prefill_attention
 
 QUICK = settings(deadline=None, derandomize=True, max_examples=120, database=None)
@@ -23,6 +24,9 @@ def test_random_problems_equal_the_definition(seed: int) -> None:
 def test_the_random_problems_are_of_every_kind() -> None:
     problems = [Problem.of(seed) for seed in range(150)]
     assert {problem.kind for problem in problems} == set(KINDS)
+    assert {(problem.kind, problem.shape.quantized) for problem in problems} >= {
+        (kind, dtype) for kind in KINDS for dtype in ("", *QUANTIZED)
+    }  # fmt: skip
     assert {len(problem.terms) for problem in problems} >= {0, 1, 2, 3}
     assert sum(problem.kind == "grouped" and 0 not in problem.shape.lengths for problem in problems) > 5
 

@@ -59,6 +59,8 @@ def test_other_kinds_of_attention_are_refused_by_name(cache: SimpleNamespace, wh
 def test_a_quantized_cache_is_refused() -> None:
     with pytest.raises(ConfigError, match="uint8"):
         page_spec(caches(dtype="torch.uint8"))
+    with pytest.raises(ValueError, match="no quantized KV cache"):
+        page_spec(caches(dtype="torch.int8"))
 
 
 @pytest.mark.parametrize("several", [{"pipeline": 2}, {"tensor": 2, "pipeline": 2}, {"tensor": 2, "context": 2}])

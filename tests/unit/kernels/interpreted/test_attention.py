@@ -149,7 +149,7 @@ def many_levels(rows: int, page_size: int, dtype: torch.dtype = torch.float32, h
 
 
 def token_bytes(case: Case) -> int:
-    return 2 * case.pages.keys[0, 0].numel() * case.arena.itemsize
+    return case.token_bytes
 
 
 def distinct_bytes(case: Case, page_size: int) -> int:
