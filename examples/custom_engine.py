@@ -114,6 +114,9 @@ class Engine:
         """Rows join the batch at any step, each after its prompt was computed but for the cached prefix."""
         while self.waiting and len(self.batch) < ROWS:
             row = self.waiting[0]
+            if row.over:  # nothing to do, or put back with its last token
+                self.waiting.popleft()
+                continue
             wait_s = None if self.batch else 30  # a batch of nobody can but wait for pages of other workers
             try:
                 row.seq = self.pool.reserve(row.tokens, namespace=self.namespace, headroom_tokens=STEP, timeout=wait_s)

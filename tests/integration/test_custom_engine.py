@@ -110,6 +110,26 @@ def test_a_request_that_can_never_fit_is_the_callers_error(custom_engine: Any, m
             engine.run(requests(custom_engine, 1))
 
 
+def test_requests_of_no_or_one_token_and_those_put_back_with_their_last(
+    custom_engine: Any, model: Any, daemon_factory: Any
+) -> None:
+    """Nothing is ever written behind what is computed, or again into what is committed."""
+    prompt = requests(custom_engine, 1)[0].tokens
+    with radixkv.connect(daemon_factory(pools=[POOL]).endpoint) as client:
+        engine = custom_engine.Engine(model, client.pool(), radixkv.Namespace(model="random"))
+        rows = [custom_engine.Request(list(prompt), len(prompt) + more) for more in (0, 1, -3, 1)]
+        engine.waiting.extend(rows)
+        engine.admit()
+        assert [row.over for row in rows] == [True] * 4
+        for row in list(engine.batch):
+            engine.put_back(row)
+        engine.run([])
+        assert [len(row.tokens) - len(prompt) for row in rows] == [0, 1, 0, 1]
+        assert rows[1].tokens == rows[3].tokens == alone(model, prompt, len(prompt) + 1)
+        assert engine.counts["steps"] == 0
+        expect_nothing_held(client)
+
+
 @pytest.mark.parametrize("supervised", [True, False], ids=["with a keeper", "without"])
 def test_a_daemon_that_dies_costs_time_only(
     custom_engine: Any, model: Any, daemon_factory: Any, supervised: bool
