@@ -130,7 +130,7 @@ class RadixKVZeroCopyConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 f"a KV cache of {blocks} blocks for a pool of {pool.total_pages} pages; allowed: {needed} blocks more "
                 "than pages, for one request of the longest kind (--kv-cache-memory-bytes)"
             )
-        first = pool.keys(0)
+        first = cast("torch.Tensor", pool.keys(0))  # the pool fits, and ``page_spec`` asks for plain pages
         page_bytes = first.stride(0) * first.element_size()
         memory = region(own * page_bytes, first)
         if memory.numel() != blocks * page_bytes:
