@@ -1,13 +1,14 @@
 """The end of a pool's cache: its device's memory is not to be believed any more. The daemon and the other pools go on.
 
-Nothing that the pool holds matches any longer, in either tier; its pages come back in slices. Sessions that use it end,
-as if they had been silent for too long: their sequences, those of other pools too, answer ``SessionLost``, and their
-clients open others. What they could still write to stays in quarantine until their processes are gone.
+Nothing that the pool holds matches any longer, in either tier; its pages come back in slices, a slice a tick. Sessions
+that use it end, as if they had been silent for too long: their sequences, those of other pools too, answer
+``SessionLost``, and their clients open others. What they could still write to stays in quarantine until their processes
+are gone.
 """
 
 from __future__ import annotations
 
-from radixkv.engine.state import SLICE_SEQUENCES, State
+from radixkv.engine.state import State
 
 
 def lose_pool(state: State, name: str) -> None:
@@ -22,5 +23,3 @@ def lose_pool(state: State, name: str) -> None:
         if uses or session.id in state.resuming:
             state.ended.append(session.id)
             state.end_session(session.id, True)
-    while state.ending:
-        state.close_some(SLICE_SEQUENCES)

@@ -242,9 +242,9 @@ def test_a_context_that_dies_ends_its_pools_cache_and_nothing_else(
     assert not held.valid()
     assert safe.valid() and cached(plain, 7) == 16
     safe.free()
-    figures = bystander.stats()
-    assert figures.pools["gpu"].pages["cached"] == 0 and figures.pools["gpu"].host_pages["cached"] == 0
+    gpu = lambda: bystander.stats().pools["gpu"]  # noqa: E731
+    wait_until(lambda: gpu().pages["cached"] == gpu().host_pages["cached"] == 0, what="all pages", timeout=60.0)
     assert answer(pool, document(1, 24), timeout=20.0) == 0, "a cold pool, and a new copier with it"
     assert answer(pool, document(1, 24)) == 23
     assert pool.memory.range is at
-    assert figures.counters["copier_deaths"] == 1 and daemon.process.poll() is None
+    assert bystander.stats().counters["copier_deaths"] == 1 and daemon.process.poll() is None

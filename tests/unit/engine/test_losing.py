@@ -6,7 +6,9 @@ import random
 
 import pytest
 
+from fuzz.pairs.recovery import Odds
 from fuzz.pairs.tiered import FAR, Tiered
+from fuzz.pairs.tiered_recovery import TieredRecovery
 from fuzz.pairs.worker import Worker, small_config
 from fuzz.targets.tiers import TiersTarget
 from radixkv import commands
@@ -124,3 +126,36 @@ def test_at_any_moment(seed: int) -> None:
     assert sum(states["host_pages"].values()) == states["host_pages"]["free"]
     for _ in range(30):
         target.step()
+
+
+def test_the_next_daemon_finds_nothing_of_it() -> None:
+    """Wherever in the loss the daemon dies: ``TieredRecovery`` cuts the table at every store."""
+    pair = TieredRecovery(small_config(6, 1, host_pages=8), random.Random(5), Odds(command=1.0, tears=3))
+    worker = Worker(pair)
+    for prompt in (P, Q):
+        reply = worker.try_reserve(prompt, last_page="keep")
+        pair.finish_all()
+        assert isinstance(reply or pair.late(worker.session), commands.Reserved)
+        worker.step(free=[commands.Free(worker.next_seq - 1, 4)])
+    assert sum(worker.look(P)) == 4 and sum(worker.look(Q)) == 4
+    lose(pair)
+    pair.restart()
+    assert (worker.look(P), worker.look(Q)) == ((0, 0), (0, 0))
+
+
+def test_in_the_time_in_which_sessions_are_waited_for() -> None:
+    """After a restart: who has not come back yet is over as well, and all pages are free when their processes are."""
+    pair = TieredRecovery(small_config(6, 1, host_pages=8), random.Random(5), Odds(command=0.0))
+    holder, idle = Worker(pair), Worker(pair)
+    holder.compute(P)
+    engine, _ = pair._recovered(pair._raw())
+    assert engine.window_open and {holder.session, idle.session} <= engine.resuming
+    outcome = engine.step(commands.LosePool("a"), 200.0)
+    assert sorted(outcome.ended) == sorted([holder.session, idle.session])
+    check(engine)
+    for session in outcome.ended:
+        engine.step(commands.MappingGone(session), 200.0)
+    for turn in range(10):
+        engine.step(commands.Tick(10.0 * turn), 200.0 + turn)
+        check(engine)
+    assert engine.snapshot()["pools"]["a"]["pages"]["free"] == 6
