@@ -23,7 +23,7 @@ ENGINE = dict.fromkeys(("split", "merge", "evict", "shadow", "grant", "fork", "t
 
 TIERS = dict.fromkeys(
     ("save", "loaded", "failed", "unknown", "granted", "sink", "raise", "uncover", "drop_below", "host evict"), 30
-) | {"early": 20, "layers": 5}
+) | {"early": 20, "layers": 3}
 """What moves between the tiers. ``raise``: computed anew although the host tier had it; ``uncover``, ``drop_below``:
 host copies gone for lack of room, and with what they continued; ``early``, ``layers``: reserves that were granted while
 their pages were loading, and answers that named layers which were there."""

@@ -1,4 +1,4 @@
-"""Reserve, at once or after waiting: with ``prefetch`` the only verbs that wait.
+"""Reserve, at once or after waiting: with ``prefetch`` and ``wait_loaded`` (``loaded.py``) the only verbs that wait.
 
 Who waits holds nothing. The line of a pool is first in, first out; whenever pages have come free, what is first is
 planned anew. A reserve that may not wait is answered from what is available now, also while others wait.
