@@ -6,6 +6,7 @@ the same number, which no other page or layer has. The daemon recounts its invar
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import radixkv
+import radixkv.aio
 from tests.integration.test_host_tier import copier_of, copiers, counters, figures, stop_process, tiered  # noqa: F401
 
 SPEC = {"layers": 3, "kv_heads": 8, "head_dim": 128, "page_size": 32, "dtype": "float32"}
@@ -114,6 +116,32 @@ def test_a_copier_that_is_killed_in_the_middle_is_noticed_by_nobody(cold: Any, w
     seen = counters(pool)
     assert (seen.copier_deaths, seen.failed_copies, seen.unknown_copies) == (1, 1, 0)
     assert copier_of(daemon) != pid
+
+
+def test_a_wait_that_is_cancelled_leaves_the_daemons_line(cold: Any, wait_until: Any) -> None:
+    """And the sequence is as it was: it can be waited for again."""
+    daemon, _ = cold()
+    stop_process(pid := copier_of(daemon), wait_until)
+
+    async def wait_twice() -> None:
+        async with await radixkv.aio.connect(daemon.endpoint) as client:
+            there = await client.pool()
+            seq = await there.reserve([*document(0), 7], namespace=NAMESPACE, wait_loaded=False)
+            waiting = asyncio.create_task(seq.wait_loaded())
+            while (await client.stats()).queued != 1:
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            while (await client.stats()).queued:
+                await asyncio.sleep(0)
+            assert seq.loading == (0, 1, 2, 3)
+            os.kill(pid, signal.SIGCONT)
+            await seq.wait_loaded(timeout_s=END_S)
+            check(seq)
+            await seq.free()
+
+    asyncio.run(asyncio.wait_for(wait_twice(), END_S))
 
 
 def wait_and_be_killed(endpoint: str, pipe: Any) -> None:
