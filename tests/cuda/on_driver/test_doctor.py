@@ -8,16 +8,23 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
+from radixkv.cli.app import main
 from radixkv.device import cuda_driver
 
 
-def doctor(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
+def doctor_in(environment: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "radixkv", "doctor", "--json", *arguments]
     ran = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     return ran.returncode, {check["name"]: check for check in json.loads(ran.stdout)["checks"]}
 
 
-def test_devices_and_what_pools_want_of_them(control: Any) -> None:
+def test_devices_and_what_pools_want_of_them(control: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
+        code = main(["doctor", "--json", *arguments])
+        return code, {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+
     device = cuda_driver.devices()[0]
     code, found = doctor("--pool", f"device=cuda:{device.uuid},pages=16", "--pool", "name=far,device=cuda:9")
     assert code == 1
@@ -29,10 +36,10 @@ def test_devices_and_what_pools_want_of_them(control: Any) -> None:
 
 
 def test_a_device_without_what_sharing_takes_is_told(control: Any) -> None:
-    code, found = doctor("--pool", "device=cpu,pages=16", FAKE_CUDA_WITHOUT="vmm")
+    code, found = doctor_in({"FAKE_CUDA_WITHOUT": "vmm"}, "--pool", "device=cpu,pages=16")
     assert (code, found["cuda:0"]["status"]) == (0, "warn") and "device=cpu" in found["cuda:0"]["fix"]
 
 
 def test_no_device_at_all(control: Any) -> None:
-    code, found = doctor("--pool", "device=cuda,pages=16", FAKE_CUDA_DEVICES="0")
+    code, found = doctor_in({"FAKE_CUDA_DEVICES": "0"}, "--pool", "device=cuda,pages=16")
     assert code == 1 and found["cuda"]["status"] == "fail" and "CUDA_ERROR_NO_DEVICE" in found["cuda"]["detail"]
