@@ -95,7 +95,7 @@ def _terms(rng: random.Random, kind: str, shape: Shape) -> Terms:
     if rng.random() < 0.3:
         terms["scale"] = rng.choice((0.3, -0.1))
     if rng.random() < 0.3:
-        terms["softcap"] = rng.choice((2.0, 30.0))
+        terms["softcap"] = rng.choice((2.0, 30.0, 1000.0))
     if rng.random() < 0.4:
         terms["window"] = rng.choice((1, 5, 40, 500))
     if rng.random() < 0.3:

@@ -186,9 +186,13 @@ def head_scales(scales, head, head_stride):
 @triton.jit
 def capped(score, scale, softcap, CAPPED: tl.constexpr):
     """Scores scaled and capped, times log2(e): exponentials are powers of 2 from here on."""
-    if CAPPED:  # tanh(x) = 1 - 2 / (1 + exp(2 x)), right at both ends
-        twice = tl.exp2(tl.minimum(score * (2.0 * LOG2_E * scale / softcap), 126.0))
-        score = (1.0 - 2.0 / (1.0 + twice)) * (softcap * LOG2_E)
+    if CAPPED:
+        ratio = score * (scale / softcap)
+        # tanh(x) = 1 - 2 / (1 + exp(2 x)) is right at both ends; near 0 its digits cancel, there the series has them.
+        twice = tl.exp2(tl.minimum(ratio * (2.0 * LOG2_E), 126.0))
+        square = ratio * ratio
+        series = ratio * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
+        score = tl.where(square < 0.0625, series, 1.0 - 2.0 / (1.0 + twice)) * (softcap * LOG2_E)
     else:
         score = score * (scale * LOG2_E)
     return score

@@ -51,6 +51,14 @@ def test_head_dims(head_dim: int) -> None:
             assert_near(got, wanted, shape.dtype)
 
 
+@pytest.mark.parametrize("softcap", [0.01, 50.0, 1e6])
+def test_a_soft_cap_of_any_size_keeps_the_digits(softcap: float) -> None:
+    """A large one changes hardly anything: tanh of small numbers is those numbers, to the last digits."""
+    case = make_case(Shape([70, 3], 4, 2))
+    got = decode_attention(*case.arguments, return_lse=True, softcap=softcap, impl="triton")
+    assert_near(got, naive_attention(case, softcap=softcap), torch.float32)
+
+
 @pytest.mark.parametrize(("fill", "items"), [(NAN, 3), (INF, 0)])
 def test_garbage_changes_no_bit_whatever_the_kind(fill: float, items: int) -> None:
     shapes = (
