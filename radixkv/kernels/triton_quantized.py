@@ -104,11 +104,11 @@ def store_quantized(
         grouped = tl.reshape(number, [BLOCK_H, GROUPS, BLOCK_D // GROUPS])
         damaged = tl.max(grouped.to(tl.int32, bitcast=True) & 0x7F800000, 2) == 0x7F800000  # by NaN or infinity
         grouped = tl.where(damaged[:, :, None], 0.0, grouped)
-        high, low = tl.max(grouped, 2), tl.min(grouped, 2)
         if FORMAT == INT8:
-            scale = tl.math.div_rn(tl.maximum(high, -low), tl.full([BLOCK_H, GROUPS], 127.0, tl.float32))
+            scale = tl.math.div_rn(tl.max(tl.abs(grouped), 2), tl.full([BLOCK_H, GROUPS], 127.0, tl.float32))
             scale = tl.where(damaged, float("nan"), scale)
         else:
+            high, low = tl.max(grouped, 2), tl.min(grouped, 2)
             scale = tl.where(high > -low, high, low) * -0.125 + 0.0  # no -0
             scale = tl.where(damaged, float("nan"), scale).to(tl.float16)
         group = tl.arange(0, GROUPS)
