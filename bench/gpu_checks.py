@@ -33,6 +33,7 @@ from bench.kernel_cases import (
     sparse_arena,
 )
 from bench.kernel_problems import Problem
+from radixkv.config import QUANTIZED
 from radixkv.kernels import (
     LayerPages,
     Rotary,
@@ -47,6 +48,7 @@ from radixkv.kernels import (
     triton_write,
 )
 from radixkv.kernels.dispatch import Impl
+from radixkv.kernels.layout import heads_of
 
 Check = Callable[[str, bool], None]
 BRAIN = torch.bfloat16
@@ -208,6 +210,20 @@ def check_append(device: str, small: bool) -> None:
             assert torch.equal(bits(arenas[0]), bits(arenas[1])), "a slot out of the pool was written"
 
 
+def check_quantized_append(device: str, small: bool) -> None:
+    """To the byte, rounding and scales included; a NaN's bits may be any that are NaN."""
+    pool, tokens = (1, 3) if small else (400, 4096)
+    for dtype, heads in zip(QUANTIZED, ((3, 64), (8, 128), (2, 80)), strict=True):
+        layout = Shape([], kv_heads=heads[0], head_dim=heads[1], quantized=dtype).layout
+        arenas = [empty_arena(layout, pool, 0.0, device) for _ in range(2)]
+        slots = torch.randperm(pool * 16)[:tokens].to(device)
+        k, v = torch.randn(2, tokens, *heads, device=device).to(torch.float16) * 9
+        for arena, impl in zip(arenas, BOTH, strict=True):
+            keys, values = (heads_of(arena[:, 1, kind], layout) for kind in (0, 1))
+            append(k, v, keys, values, slots, impl=impl)
+        assert torch.equal(arenas[0], arenas[1]), dtype
+
+
 def check_rotary(device: str, small: bool) -> None:
     tokens = 3 if small else 2000
     for dtype in DTYPES:
@@ -321,6 +337,7 @@ CHECKS: tuple[Check, ...] = (
     check_garbage_changes_no_bit,
     check_wrong_values_are_loud_and_harmless,
     check_append,
+    check_quantized_append,
     check_rotary,
     check_copy_rows,
     check_gather_and_scatter,

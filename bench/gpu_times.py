@@ -13,6 +13,7 @@ from bench.gpu_peers import peers
 from bench.kernel_cases import Case, Shape, random_case
 from bench.rows import Row, row, single
 from bench.stopwatch import Summary, summarize
+from radixkv.config import QUANTIZED
 from radixkv.kernels import (
     append,
     decode_attention,
@@ -28,6 +29,7 @@ TIMED = {
     "gqa_b64_4k": Shape([4096] * 64, 32, 8, 128, 16, BRAIN),
     "gqa_b64_4k_s32": Shape([4096] * 64, 32, 8, 128, 32, BRAIN),
     "gqa_b64_4k_q4": Shape([4096] * 64, 32, 8, 128, 16, BRAIN, queries=4),
+    **{f"gqa_b64_4k_{dtype}": Shape([4096] * 64, 32, 8, 128, 16, BRAIN, quantized=dtype) for dtype in QUANTIZED},
     "gqa_b1_32k": Shape([32_768], 32, 8, 128, 16, BRAIN),
     "mha_b16_4k": Shape([4096] * 16, 32, 32, 128, 16, torch.float16),
     "mqa_b64_2k": Shape([2048] * 64, 32, 1, 128, 16, BRAIN),
@@ -50,7 +52,7 @@ def timings(device: str, left_out: list[str], copy_bytes: int = 2**30) -> Iterat
         case = random_case(shape, device)
         mine = _time(partial(decode_attention, *case.arguments, impl="triton"))
         moved = len(shape.lengths) * shape.lengths[0] * case.token_bytes
-        beside = _dense(case, shape) if shape.queries is None else 0.0
+        beside = _dense(case, shape) if shape.queries is None and not shape.quantized else 0.0
         yield row(f"gpu.decode_{name}_us", "us", mine, reference=beside)
         yield single(f"gpu.decode_{name}_gbps", "GB/s", moved / mine.p50 / 1e3, reference=gbps)
         if name == BARRED:

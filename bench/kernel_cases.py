@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from radixkv.config import KVSpec, Layout
-from radixkv.kernels import LayerPages, QuantizedPages, SharedPrefixes, arena_view
+from radixkv.kernels import LayerPages, QuantizedPages, SharedPrefixes, append, arena_view
 from radixkv.kernels.layout import heads_of
 from radixkv.kernels.quantized import Pages, as_bytes, dequantize, write
 
@@ -186,12 +186,18 @@ def random_case(shape: Shape, device: str) -> Case:
     """Rows of one length whose pages lie in random order, made on the device: drawing on the host takes minutes."""
     batch, used = len(shape.lengths), -(-shape.lengths[0] // shape.page_size)
     arena = empty_arena(shape.layout, batch * used, 0.0, device)
-    arena.normal_()
+    if not shape.quantized:
+        arena.normal_()
     table = torch.randperm(batch * used, device=device).int().view(batch, used)
     queries = () if shape.queries is None else (shape.queries,)
     q = torch.randn(batch, *queries, shape.query_heads, shape.head_dim, device=device).to(shape.dtype)
     lengths = torch.tensor(list(shape.lengths), dtype=torch.int32, device=device)
-    return Case(arena, q, table, lengths, [], [])
+    case = Case(arena, q, table, lengths, [], [], None, shape.layout if shape.quantized else None)
+    if shape.quantized:
+        slots = torch.arange(batch * used * shape.page_size, device=device)
+        k, v = torch.randn(2, len(slots), shape.kv_heads, shape.head_dim, device=device).to(shape.dtype)
+        append(k, v, *case.pages, slots)
+    return case
 
 
 def naive_attention(case: Case, **terms: Unpack[Terms]) -> tuple[Tensor, Tensor]:

@@ -34,12 +34,13 @@ def test_a_check_by_itself_says_what_is_wrong(
 
 
 def test_what_is_timed_is_right() -> None:
-    case = random_case(Shape([64, 64], queries=2), "cpu")
-    assert_near(
-        decode_attention(*case.arguments, return_lse=True, impl="triton"),
-        decode_attention(*case.arguments, return_lse=True, impl="torch"),
-        torch.float32,
-    )
+    for quantized in ("", "int8"):
+        case = random_case(Shape([64, 64], queries=2, quantized=quantized), "cpu")
+        assert_near(
+            decode_attention(*case.arguments, return_lse=True, impl="triton"),
+            decode_attention(*case.arguments, return_lse=True, impl="torch"),
+            torch.float32,
+        )
 
 
 @pytest.fixture
