@@ -96,15 +96,18 @@ def quantize(x: Tensor, dtype: str) -> tuple[Tensor, Tensor | None]:
     return nibbles[..., 0::2] | nibbles[..., 1::2] << 4, scales
 
 
-def dequantize(codes: Tensor, scales: Tensor | None) -> Tensor:
-    """float32 [..., D] of codes and scales as ``quantize`` gives them."""
+def dequantize(codes: Tensor, scales: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """float32 [..., D] of codes and scales as ``quantize`` gives them, in ``out`` if it is given."""
+    if out is None:
+        dims = codes.shape[-1] * (2 if codes.dtype == torch.uint8 else 1)
+        out = torch.empty((*codes.shape[:-1], dims), dtype=torch.float32, device=codes.device)
     if scales is None:
-        return codes.float()
+        return out.copy_(codes)
     if codes.dtype == torch.int8:
-        return codes.float() * scales
-    numbers = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).float() - 8
-    width = QUANTIZED["int4"].group
-    return numbers * scales.float().repeat_interleave(width, -1)[..., : numbers.shape[-1]]
+        return torch.mul(codes, scales, out=out)
+    pairs = out.view(*codes.shape, 2)
+    pairs[..., 0], pairs[..., 1] = codes & 15, codes >> 4
+    return out.sub_(8).mul_(scales.float().repeat_interleave(QUANTIZED["int4"].group, -1)[..., : out.shape[-1]])
 
 
 def write(pages: QuantizedPages, place: tuple[Tensor, Tensor], x: Tensor) -> None:
@@ -115,11 +118,12 @@ def write(pages: QuantizedPages, place: tuple[Tensor, Tensor], x: Tensor) -> Non
         pages.scales.index_put_(place, scales)
 
 
-def read(pages: QuantizedPages, ids: Tensor) -> Tensor:
-    """float32 [len(ids) * page_size, Hkv, D]: all tokens of some pages."""
+def read(pages: QuantizedPages, ids: Tensor, out: Tensor | None = None) -> Tensor:
+    """float32 [len(ids) * page_size, Hkv, D]: all tokens of some pages, in ``out`` if it is given."""
     codes = as_bytes(pages.codes).index_select(0, ids).view(pages.codes.dtype)
     scales = None if pages.scales is None else pages.scales.index_select(0, ids)
-    return dequantize(codes, scales).flatten(0, 1)
+    into = None if out is None else out.view(*codes.shape[:3], -1)
+    return dequantize(codes, scales, into).flatten(0, 1)
 
 
 def as_bytes(codes: Tensor) -> Tensor:

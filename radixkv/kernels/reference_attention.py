@@ -182,7 +182,8 @@ _scratch = _Scratch()
 def _pages(pages: Pages, ids: Tensor) -> Tensor:
     """float32 [len(ids) * page_size, kv_heads, head_dim]; on a CPU valid until this thread's next call."""
     if isinstance(pages, QuantizedPages):
-        return read(pages, ids)
+        size = len(ids) * pages.shape[1:].numel()
+        return read(pages, ids, _scratch.take(size, torch.float32) if pages.device.type == "cpu" else None)
     if pages.device.type != "cpu" or not pages[0].is_contiguous():
         return pages.index_select(0, ids).float().flatten(0, 1)
     flat = pages.flatten(1)  # a view: the rows of a page lie side by side
