@@ -104,5 +104,5 @@ def test_smollm2_in_8_and_4_bits(smollm2_model: Any) -> None:
         )
         assert worst[dtype] <= allowed, dtype
         assert float(off[-1].max()) <= allowed
-        assert same >= (0.97 if dtype in {"float32", "int8"} else 0.7), dtype
+        assert same >= (0.95 if dtype in {"float32", "int8"} else 0.7), dtype
     assert worst["float32"] < worst["int8"] < worst["int4"]
