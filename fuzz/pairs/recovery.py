@@ -203,7 +203,7 @@ class RecoveryPair(EnginePair):
                     own = [pool.state[page] == CACHED for page in sequence.pages[: sequence.published]]
                     sequence.depth = max((at for at, cached in enumerate(own, 1) if cached), default=0)
                 immutable = sequence.published * size
-                if not sequence.committed + 1 == immutable == len(sequence.tokens):  # found whole and kept
+                if sequence.committed + 1 != immutable:  # else perhaps found whole and kept
                     sequence.committed = max(sequence.committed, immutable)
                 expect("I4", "resumed", result, commands.Kept(sequence.committed, sequence.published * size))
                 sequence.born_shared = min(sequence.published, sequence.cached // size)
