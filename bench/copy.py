@@ -30,13 +30,12 @@ from radixkv.commands import Copy, CopyDone
 from radixkv.device import arena
 from radixkv.device.copier import ProcessCopier
 from radixkv.device.copier_process import PoolTiers
-from radixkv.device.copying import LOAD_NICE, SAVE_NICE, behave
+from radixkv.device.copying import behave
 
 PAGE_BYTES = {"700k": 737_280, "4m": 4 * 2**20}
 """A page of 16 tokens of SmolLM2-135M in float32, and a large one."""
 LAYERS = {"700k": 30, "4m": 32}
 DIRECTIONS = {"d2h": True, "h2d": False}
-NICENESS = {"d2h": SAVE_NICE, "h2d": LOAD_NICE}
 
 ARENA_BYTES = 256 * 2**20
 """Enough for one copy of it to be as fast as any: beyond three quarters of the last cache glibc copies past it."""
@@ -118,7 +117,7 @@ def throughput(size: str) -> Iterator[Row]:
         memory = stack.enter_context(arenas(ARENA_BYTES, PAGE_BYTES[size]))
         stack.enter_context(quiet())
         for direction, to_host in DIRECTIONS.items():
-            nice = stack.enter_context(ThreadPoolExecutor(1, initializer=behave, initargs=(NICENESS[direction],)))
+            nice = stack.enter_context(ThreadPoolExecutor(1, initializer=behave))
             source, target = (memory.device, memory.host) if to_host else (memory.host, memory.device)
             everything = memory.batch(0, slice(None), to_host)
             ones, ours = [], []

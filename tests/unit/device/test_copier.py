@@ -24,7 +24,7 @@ from radixkv.commands import Copy, CopyDone, CopyProgress
 from radixkv.device import arena, cuda_arena, cuda_driver
 from radixkv.device.copier import PAUSE_FIRST_S, STUCK_S, ProcessCopier
 from radixkv.device.copier_process import PoolTiers
-from radixkv.device.copying import LOAD_NICE, SAVE_NICE, SLAB_BYTES, slabs
+from radixkv.device.copying import NICENESS, SLAB_BYTES, slabs
 from tests.conftest import DEVICE
 
 PATIENCE_S = 30.0
@@ -469,7 +469,7 @@ def test_it_has_only_what_it_needs(pool: Memory, running: ProcessCopier) -> None
     assert "libtorch" not in maps and "zmq" not in maps
     threads = [int(thread) for thread in os.listdir(f"/proc/{pid}/task")]
     niceness = sorted(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads)
-    assert niceness == [LOAD_NICE, SAVE_NICE], "no other threads"
+    assert niceness == [NICENESS] * 2, "no other threads"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
     running.submit(save(2, [1], [1]))
