@@ -21,7 +21,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from radixkv.client import sync, verbs
+from radixkv.client import asking, sync
 from radixkv.client.effects import Verb
 from radixkv.client.handles import PoolHandle, SequenceHandle
 from radixkv.client.loop import LoopLink, in_thread
@@ -58,7 +58,7 @@ def awaited(method: Callable[..., Any], gives: Any = None) -> Callable[..., Any]
 
 
 async def connect(endpoint: str | os.PathLike[str] | None = None, timeout: float = sync.TIMEOUT_S) -> Client:
-    link = LoopLink(resolve(endpoint), verbs.seconds("timeout", timeout))
+    link = LoopLink(resolve(endpoint), asking.seconds("timeout", timeout))
     try:
         await in_thread(link.open)
     except BaseException:

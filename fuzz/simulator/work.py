@@ -20,8 +20,8 @@ from fuzz.simulator.sequence import Pool, Sequence
 from fuzz.simulator.shell import Thread
 from fuzz.simulator.stage import Stage
 from radixkv import errors
+from radixkv.client import asking, verbs
 from radixkv.client import step as steps
-from radixkv.client import verbs
 from radixkv.client.batch import ShareItem, TruncateItem
 from radixkv.client.effects import Verb
 from radixkv.client.namespace import Namespace
@@ -189,10 +189,10 @@ class Work:
         """Some layers, or none: then a commit waits for all."""
         for layer in range(seq.memory.spec.layers):
             if self._rng.random() < 0.6:
-                yield from verbs.wait_loaded(self._core, seq, layer, self._rng.choice((None, None, 2.0)))
+                yield from asking.wait_loaded(self._core, seq, layer, self._rng.choice((None, None, 2.0)))
                 seq.check()
         if self._rng.random() < 0.3:
-            yield from verbs.wait_loaded(self._core, seq, None, None)
+            yield from asking.wait_loaded(self._core, seq, None, None)
             seq.check()
 
     def _compute(self, seq: Sequence) -> Script:

@@ -44,7 +44,7 @@ class Ask:
 
     ``wait_s``: how much longer than the client's timeout the reply may take. Without parts: only the outbox is sent.
     Throws Timeout, Unavailable; ``sent`` then says what may have been executed. Throws Away when the daemon went away
-    and the next one may know the session: the same Ask then sends what was not answered (``verbs.persist``).
+    and the next one may know the session: the same Ask then sends what was not answered (``asking.persist``).
     """
 
     session: Session

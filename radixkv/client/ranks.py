@@ -23,10 +23,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from radixkv.client import forks
+from radixkv.client.asking import seconds
 from radixkv.client.connection import HANGUP, Connection
 from radixkv.client.mapping import PoolMemory, map_pool
 from radixkv.client.session import Session
-from radixkv.client.verbs import seconds
 from radixkv.client.wakeup import Wakeup
 from radixkv.commands import CopyRow, Welcome
 from radixkv.config import KVSpec, Layout

@@ -8,7 +8,7 @@
     Resume               claims of all sequences that the former daemon held for us: pages, generations, tokens.
     Resumed              each is kept, or lost if a page cannot be proven to be ours any more: ``SessionLost`` from it.
     Resume, last         what was not claimed goes back.
-    resumed              calls go on: what was not answered is sent again (``verbs.persist``, ``Outbox.recall``).
+    resumed              calls go on: what was not answered is sent again (``asking.persist``, ``Outbox.recall``).
 
 If the daemon dies in the middle, all of it begins anew with the next one: a claim says what is known here, and that has
 changed only where a daemon confirmed or refused it.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from radixkv.client.asking import deliver, done, ready, settle_truncates, whole
 from radixkv.client.batch import CommitItem, ExtendItem, FreeItem, Item, ShareItem, TruncateItem, as_error
 from radixkv.client.core import Core
 from radixkv.client.effects import NeedSession, Verb
@@ -21,7 +22,6 @@ from radixkv.client.outbox import Event
 from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
 from radixkv.client.tokens import pack
-from radixkv.client.verbs import deliver, done, ready, settle_truncates, whole
 from radixkv.commands import Failure
 from radixkv.errors import BadRequest, RadixKVError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from radixkv.client import verbs
+from radixkv.client import asking, verbs
 from radixkv.client.batch import FreeItem
 from radixkv.client.core import Core
 from radixkv.client.effects import Synchronize, Verb
@@ -31,10 +31,10 @@ class Suspension(NamedTuple):
 
 def suspend(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
     """Waits for the event, and for what the sequence has on its way. Errors: StaleHandle, SessionLost, Unavailable."""
-    session = yield from verbs.whole(core, seq)
-    if after is not None and not verbs.done(after):
+    session = yield from asking.whole(core, seq)
+    if after is not None and not asking.done(after):
         yield Synchronize(after)
-    yield from verbs.drain(core, session, seq)
+    yield from asking.drain(core, session, seq)
     committed, size = seq.committed_tokens, seq.memory.spec.page_size
     begun = committed // size
     rows = None
@@ -45,7 +45,7 @@ def suspend(core: Core, seq: SequenceState, after: Event | None) -> Verb[None]:
     seq.suspended = Suspension(committed, seq.capacity_tokens - seq.length, rows)
     seq.closed = True
     with suppress(Unavailable, SessionLost, Timeout):  # then the pages go with the session, or by the outbox
-        yield from verbs.deliver(session, [FreeItem(seq)])
+        yield from asking.deliver(session, [FreeItem(seq)])
 
 
 def resume(core: Core, seq: SequenceState, wait_s: float) -> Verb[None]:

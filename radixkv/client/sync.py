@@ -23,9 +23,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from radixkv.client import asking, verbs
 from radixkv.client import step as steps
 from radixkv.client import suspend as suspending
-from radixkv.client import verbs
 from radixkv.client.batch import ShareItem, TruncateItem, natural
 from radixkv.client.effects import Verb
 from radixkv.client.handles import PoolHandle, SequenceHandle
@@ -60,7 +60,7 @@ def connect(endpoint: str | os.PathLike[str] | None = None, timeout: float = TIM
     Errors: Unavailable (nobody answers), VersionMismatch, PermissionDenied (another user's daemon), Draining,
     LimitExceeded (too many sessions), ConfigError (no possible endpoint).
     """
-    link = Link(resolve(endpoint), verbs.seconds("timeout", timeout))
+    link = Link(resolve(endpoint), asking.seconds("timeout", timeout))
     link.open()
     return Client(link)
 
@@ -150,8 +150,8 @@ class Pool(PoolHandle):
         if last_page not in LAST_PAGE_MODES:
             raise BadRequest(f"last_page is one of {', '.join(LAST_PAGE_MODES)}, not {last_page!r}")
         headroom = natural("headroom_tokens", headroom_tokens)
-        wait_s = 0.0 if timeout is None else verbs.seconds("timeout", timeout)
-        join_s = verbs.seconds("join_timeout", join_timeout)
+        wait_s = 0.0 if timeout is None else asking.seconds("timeout", timeout)
+        join_s = asking.seconds("join_timeout", join_timeout)
         want = Want(
             _namespace(namespace), pack(tokens), headroom, last_page, wait_s, copy, on_the_wire(retain), join_s,
             early=not wait_loaded,
@@ -178,7 +178,7 @@ class Pool(PoolHandle):
         timeout: seconds until Timeout (the copies go on all the same); None: the client's, and 5 s for copies.
         Errors: OutOfPages, BadRequest, LimitExceeded, Timeout, Unavailable.
         """
-        limit = None if timeout is None else verbs.seconds("timeout", timeout)
+        limit = None if timeout is None else asking.seconds("timeout", timeout)
         return self._run(verbs.prefetch(self.core, self, _namespace(namespace), pack(tokens), limit))
 
     def step(  # noqa: PLR0913 - the public contract
@@ -235,11 +235,11 @@ class Sequence(SequenceHandle):
         for all by themselves. Errors: CopyFailed (they never come: free it), BadRequest (no such layer), Timeout,
         StaleHandle, SessionLost.
         """
-        limit = None if timeout_s is None else verbs.seconds("timeout_s", timeout_s)
+        limit = None if timeout_s is None else asking.seconds("timeout_s", timeout_s)
         number = None if layer is None else natural("layer", layer)
         if number is not None and number >= self.memory.spec.layers:
             raise BadRequest("there is no such layer", layer=number, layers=self.memory.spec.layers)
-        return self._run(verbs.wait_loaded(self.pool.core, self, number, limit))
+        return self._run(asking.wait_loaded(self.pool.core, self, number, limit))
 
     def commit(self, n_tokens: int, after: Event | None = None) -> None:
         """KV of the first n tokens is written and complete: full pages become visible to others.
@@ -303,7 +303,7 @@ class Sequence(SequenceHandle):
 
         ``timeout`` as for ``Pool.reserve``; errors too, and after one it is still suspended.
         """
-        wait_s = 0.0 if timeout is None else verbs.seconds("timeout", timeout)
+        wait_s = 0.0 if timeout is None else asking.seconds("timeout", timeout)
         return self._run(suspending.resume(self.pool.core, self, wait_s))
 
     def _run(self, verb: Verb[T]) -> T:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radixkv.client import verbs
+from radixkv.client import asking, verbs
 from radixkv.client.batch import ShareItem, TruncateItem
 from radixkv.client.namespace import Namespace
 from radixkv.client.verbs import Want
@@ -375,7 +375,7 @@ def test_an_answer_to_another_question(desk: Any) -> None:
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 86401, "1", None, True])
 def test_times_are_seconds_up_to_a_day(value: Any) -> None:
     with pytest.raises(BadRequest):
-        verbs.seconds("timeout", value)
+        asking.seconds("timeout", value)
 
 
 @pytest.mark.parametrize("ticket", [b"short", b"x" * 17, "x" * 16, None])
