@@ -171,8 +171,8 @@ def test_who_goes_away_during_a_replay_is_forgotten(publish: Any, tmp_path: Path
         told.work(0.0)
     assert told.statistics()["replays_running"] == 1
     gone.close()
-    for _ in range(1000):
-        told.work(events.REPLAY_PATIENCE_S)  # it is due again, and not given up for its patience
+    for turn in range(1000):  # it is due again and again, and not given up for its patience
+        told.work(turn * events.REPLAY_PATIENCE_S / 1000)
         if not told.statistics()["replays_running"]:
             break
         told.replay.poll(10)

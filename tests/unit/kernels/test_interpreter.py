@@ -30,4 +30,4 @@ def test_the_triton_kernels_in_the_interpreter(name: str) -> None:
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None, done.stdout
     assert int(passed[1]) >= LEAST[name]
-    assert "skipped" not in done.stdout
+    assert re.search(r"\d+ skipped", done.stdout) is None
