@@ -68,6 +68,7 @@ def test_a_padded_batch_equals_model_generate(smollm2_model: Any, daemon: Any) -
     assert compared >= 36
 
 
+@pytest.mark.long
 def test_the_example_answers_as_the_page_says(smollm2_files: Any, daemon: Any) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLE],

@@ -15,13 +15,15 @@ LEAST = {
     "test_triton.py": 20, "test_write.py": 5,
 }  # fmt: skip
 """Tests in each file, at least: a run that collected nothing would pass, too."""
+LONG = {"test_gpu_checks.py"}
+"""The checks of ``bench.gpu`` on small problems: what they call is tested by the other files."""
 
 
 def test_all_files_are_run() -> None:
     assert {path.name for path in (HERE / "interpreted").glob("test_*.py")} == set(LEAST)
 
 
-@pytest.mark.parametrize("name", LEAST)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in LEAST])
 def test_the_triton_kernels_in_the_interpreter(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted" / name)]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
