@@ -144,6 +144,12 @@ class TruncateItem(Item):
         # A later one on its way may have given up the target: then the last of them copies what is left.
         last = not self.seq.pool.core.outbox.truncates_after(self)
         self.seq.truncated_to(self.n, result, self.copy and last)
+        # A commit before it may still be without an answer. If it was executed, then of these tokens; a repeat that
+        # comes to the daemon only now is refused, because it names more than there are.
+        for out in self.seq.unsettled:
+            for item in out.batch.items if out.batch is not None else ():
+                if item.seq is self.seq and isinstance(item, CommitItem):
+                    item.n = min(item.n, self.n)
 
 
 class CommitItem(Item):
