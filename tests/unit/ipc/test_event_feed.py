@@ -188,6 +188,25 @@ def test_a_snapshot_that_nobody_takes_is_dropped(told: Told) -> None:
     assert not told.ledger._tellings
 
 
+def test_a_snapshot_is_not_given_to_others_when_what_follows_it_is_gone(told: Told) -> None:
+    """Whoever came first is still being sent it."""
+    list(told.turns())
+    first, second = Replay(told.feed, 0), Replay(told.feed, 0)
+    assert first.message() is None
+    told.turn()
+    assert first.message() is None, "it has it, and it is not whole yet"
+    for page in range(6):  # the ring has room for four batches
+        told.feed.take([Retire(POOL.name, pack([page]))])
+        told.turn()
+    assert second.message() is None
+    told.turn()
+    while (message := second.message()) is None:
+        pass
+    assert isinstance(message, tuple)
+    assert message[0] + 1 >= told.feed.oldest
+    assert told.feed.wholes == 2
+
+
 def test_a_write_larger_than_a_batch_is_told_in_several(told: Told) -> None:
     list(told.turns())
     told.feed.take([Retire(POOL.name, pack(range(PAGES)))])
