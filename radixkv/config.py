@@ -207,6 +207,17 @@ class Layout:
         """[kv_heads, head_dim] to whoever moves rows as they are: those of quantized pages are one piece of bytes."""
         return (self.kv_heads, self.head_dim) if self.quantization is None else (1, self.token_stride)
 
+    def shape(self, pages: int) -> tuple[int, ...]:
+        """[pages, layers, 2, page_size, *row_shape]: an arena to whoever moves rows as they are."""
+        return (pages, self.layers, 2, self.page_size, *self.row_shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Of ``shape``, in elements."""
+        return (
+            self.page_stride, self.layer_stride, self.kv_stride, self.token_stride, self.head_stride, self.dim_stride,
+        )  # fmt: skip
+
     def as_dict(self) -> dict[str, Any]:
         """The layout descriptor as it travels in the attach reply."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from radixkv.client.mapping import PoolMemory
 from radixkv.commands import CopyRow
-from radixkv.config import DTYPE_BYTES, Layout
 from radixkv.device import cuda_driver
 from radixkv.device.cuda_arena import Range
 from radixkv.device.cuda_driver import CudaError, CudaUnavailable
@@ -52,7 +51,9 @@ class CudaPoolMemory(PoolMemory):
 
     def copy(self, rows: Iterable[CopyRow]) -> None:
         """On torch's current stream."""
-        view = row_view(self._buffer(), self.layout, self.pages)
+        from radixkv.kernels.layout import arena_view
+
+        view = arena_view(self._buffer(), self.layout, self.pages)
         for source, target, n in rows:
             view[target, :, :, :n] = view[source, :, :, :n]
 
@@ -92,17 +93,3 @@ class CudaPoolMemory(PoolMemory):
         import torch
 
         return torch.as_tensor(self.range, device=f"cuda:{self.range.device.ordinal}")
-
-
-def row_view(raw: Tensor, layout: Layout, pages: int) -> Tensor:
-    """Bytes of an arena as [pages, layers, 2, page_size, kv_heads, head_dim] of whole numbers of the element's size."""
-    import torch
-
-    size = DTYPE_BYTES[layout.dtype]
-    whole = raw[: raw.numel() // size * size].view({2: torch.int16, 4: torch.int32}[size])
-    shape = (pages, layout.layers, 2, layout.page_size, layout.kv_heads, layout.head_dim)
-    strides = (
-        layout.page_stride, layout.layer_stride, layout.kv_stride,
-        layout.token_stride, layout.head_stride, layout.dim_stride,
-    )  # fmt: skip
-    return torch.as_strided(whole, shape, strides)

@@ -89,15 +89,10 @@ class PoolMemory:
 
     @cached_property
     def _rows(self) -> NDArray[Any]:
-        """The arena as [pages, layers, 2, page_size, kv_heads, head_dim] of whole numbers; see ``Layout.row_shape``."""
-        layout = self.layout
-        size = DTYPE_BYTES[layout.dtype]
-        strides = (
-            layout.page_stride, layout.layer_stride, layout.kv_stride,
-            layout.token_stride, layout.head_stride, layout.dim_stride,
-        )  # fmt: skip
-        shape = (self.pages, layout.layers, 2, layout.page_size, *layout.row_shape)
-        return np.ndarray(shape, _SAME_SIZE[size], self._arena, 0, tuple(stride * size for stride in strides))
+        """The arena as ``Layout.shape`` says, of whole numbers."""
+        size, shape = DTYPE_BYTES[self.layout.dtype], self.layout.shape(self.pages)
+        strides = tuple(stride * size for stride in self.layout.strides)
+        return np.ndarray(shape, _SAME_SIZE[size], self._arena, 0, strides)
 
     def _buffer(self) -> Any:
         """The arena as torch takes it."""

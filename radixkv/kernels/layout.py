@@ -65,11 +65,7 @@ def arena_view(buffer: Buffer | Tensor, layout: Layout, pages: int) -> Tensor:
     BadRequest: too small for ``pages``, read-only, misaligned, or a layout with impossible strides.
     """
     base = _elements(buffer, layout)
-    size = (pages, layout.layers, 2, layout.page_size, *layout.row_shape)
-    stride = (
-        layout.page_stride, layout.layer_stride, layout.kv_stride,
-        layout.token_stride, layout.head_stride, layout.dim_stride,
-    )  # fmt: skip
+    size, stride = layout.shape(pages), layout.strides
     if min(size) < 1 or min(stride) < 1:
         raise BadRequest("sizes and strides of an arena are at least 1", size=min(size), stride=min(stride))
     _check_quantized(layout)

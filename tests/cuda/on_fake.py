@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv.client.cuda_mapping import CudaPoolMemory, row_view
+from radixkv.client.cuda_mapping import CudaPoolMemory
 from radixkv.client.mapping import PoolMemory
+from radixkv.kernels.layout import arena_view
 
 
 def bytes_of(memory: CudaPoolMemory) -> torch.Tensor:
@@ -24,8 +25,9 @@ def bytes_of(memory: CudaPoolMemory) -> torch.Tensor:
 
 
 def _rows(memory: CudaPoolMemory) -> Any:
-    signed = row_view(bytes_of(memory), memory.layout, memory.pages).numpy()
-    return signed.view({2: np.uint16, 4: np.uint32}[signed.itemsize])
+    rows = arena_view(bytes_of(memory), memory.layout, memory.pages)
+    signed = rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[rows.itemsize]).numpy()
+    return signed.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[signed.itemsize])
 
 
 left_to_the_caller, copied_by_torch = CudaPoolMemory.copy_rows, CudaPoolMemory.copy

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import radixkv
 from radixkv.client.cuda_mapping import CudaPoolMemory
+from radixkv.config import QUANTIZED
 from radixkv.device import cuda_driver
 from radixkv.device.cuda_stream import Stream
+from radixkv.kernels.layout import arena_view
 from tests.cuda import on_fake
 from tests.cuda.suites import Word
 from tests.integration.tiered import NAMESPACE, answer, check, document, write
@@ -78,6 +81,22 @@ def test_rows_are_left_to_the_caller(daemon_factory: Any, connect: Any, monkeypa
         check(seq)
 
 
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_rows_of_quantized_pages_are_copied_with_their_scales(
+    daemon_factory: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setattr(CudaPoolMemory, "copy_rows", on_fake.left_to_the_caller)
+    monkeypatch.setattr(CudaPoolMemory, "copy", on_fake.copied_by_torch)
+    pool = connect(daemon_factory(pools=[{"dtype": dtype}])).pool()
+    content = arena_view(on_fake.bytes_of(pool.memory), pool.layout, pool.memory.pages)
+    content.copy_(torch.arange(content.numel()).view(content.shape) % 251)
+    source, target = content[0].clone(), content[1].clone()
+    pool.copy_rows([(0, 1, 3)])
+    assert torch.equal(content[1][:, :, :3], source[:, :, :3])
+    assert torch.equal(content[1][:, :, 3:], target[:, :, 3:]) and torch.equal(content[0], source)
+    assert not torch.equal(source[:, :, :3], target[:, :, :3])
+
+
 @pytest.mark.parametrize(
     ("device", "code", "said"),
     [("cuda:9", 2, "there is no CUDA device 9"), ("cuda:0", 4, "bytes are needed on Fake device 0")],
@@ -112,6 +131,7 @@ import sys
 from pathlib import Path
 import radixkv
 from radixkv.device.cuda_stream import Stream
+from radixkv.kernels.layout import arena_view
 from tests.cuda.suites import Control, Word
 client, control = radixkv.connect(sys.argv[1], timeout=30.0), Control(Path(sys.argv[2]))
 pool = client.pool()
