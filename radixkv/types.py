@@ -5,6 +5,7 @@ All of them are plain ints or bytes at run time; the names exist so that a signa
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import NewType
 
 PageId = NewType("PageId", int)
@@ -27,4 +28,6 @@ PackedPages = NewType("PackedPages", bytes)
 
 TOKEN_BYTES = 4
 PAGE_ID_BYTES = 4
+PAGE_ID = Struct("<i")
+"""One packed page id."""
 HASH_BYTES = 16

@@ -23,7 +23,6 @@ import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from struct import Struct as Format
 
 import numpy as np
 from msgspec import Struct
@@ -37,9 +36,7 @@ from radixkv.evictor.lru import LRU
 from radixkv.evictor.priorities import Priorities
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
-from radixkv.types import PAGE_ID_BYTES
-
-_PAGE_ID = Format("<i")
+from radixkv.types import PAGE_ID, PAGE_ID_BYTES
 
 
 class CopyRun(Struct, eq=False):
@@ -204,8 +201,8 @@ class HostTier:
 
     def end(self, node: Node) -> bytes:
         """The place of a run's last page: where its stamp is written."""
-        (page,) = _PAGE_ID.unpack_from(node.host, -PAGE_ID_BYTES)
-        return _PAGE_ID.pack(page + self._device_pages)
+        (page,) = PAGE_ID.unpack_from(node.host, -PAGE_ID_BYTES)
+        return PAGE_ID.pack(page + self._device_pages)
 
     # -- runs ---------------------------------------------------------------------------------------------------
 

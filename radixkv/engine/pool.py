@@ -10,7 +10,6 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from struct import Struct
 
 from radixkv.allocator.page_pool import PagePool
 from radixkv.allocator.page_states import (
@@ -47,7 +46,7 @@ from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
 from radixkv.tree.walk import Match
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
+from radixkv.types import HASH_BYTES, PAGE_ID, PAGE_ID_BYTES
 
 COUNTERS = (
     "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
@@ -58,7 +57,6 @@ IN_TREE = (CACHED, SAVING)
 """States of pages that are complete and in the tree."""
 LAST_ID = slice(-PAGE_ID_BYTES, None)
 """Of packed page ids."""
-_PAGE_ID = Struct("<i")
 SLICE_PAGES = 8192
 """How many pages one command or tick hashes and publishes: well under 10 ms."""
 
@@ -485,7 +483,7 @@ class Pool:
                 parent, hashes = last(hashes[: risen * HASH_BYTES]), hashes[risen * HASH_BYTES :]
                 packed, tokens = packed[risen * PAGE_ID_BYTES :], tokens[risen * size :]
             if packed:
-                (before,) = _PAGE_ID.unpack_from(seq.node.pages, -PAGE_ID_BYTES) if seq.depth + risen else (NO_PAGE,)
+                (before,) = PAGE_ID.unpack_from(seq.node.pages, -PAGE_ID_BYTES) if seq.depth + risen else (NO_PAGE,)
                 seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
                 self.writes.append(Publish(self.name, packed, False, parent, hashes, tokens, before))
             if self.host is not None and self.config.host_write == "through":
