@@ -17,11 +17,12 @@
     └── Forked              forked             a client opened before fork() was used in the child
 
 ``ConfigError`` is raised at start, before there is a daemon, and never crosses the wire. ``BrokenInvariant`` is a
-bug in radixkv itself, not an answer: it ends the daemon.
+bug in radixkv itself, not an answer: it ends the daemon. With which code ``serve`` ends is ``Exit``.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, ClassVar
 
 Detail = int | float | str | bool
@@ -154,3 +155,19 @@ class BrokenInvariant(Exception):
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
         self.name = name
+
+
+class Exit(IntEnum):
+    """With what ``radixkv serve`` ends, whether it is the daemon or its keeper."""
+
+    DRAINED = 0
+    NO_STORE = 1
+    """A store was announced (NOTIFY_SOCKET) and does not answer."""
+    CONFIG = 2
+    """Configuration or permissions."""
+    IN_USE = 3
+    """Somebody else serves the endpoint, or uses the memory."""
+    MEMORY = 4
+    """There is less than the pools need."""
+    BROKEN = 70
+    """A broken invariant, or any other bug."""

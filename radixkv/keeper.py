@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from radixkv.errors import ConfigError, PermissionDenied
+from radixkv.errors import ConfigError, Exit, PermissionDenied
 from radixkv.ipc.endpoint import Claim, Endpoint, EndpointInUse, open_socket, prepare_directory
 from radixkv.ipc.fdstore import FIRST_FD, NAME_MAX, STORE_MAX, raise_open_files
 from radixkv.ipc.log import open_log
@@ -38,8 +38,7 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 MEMORY_PATIENCE_S = 30.0
 """After a broken invariant: how long memory that is not there yet is waited for (old workers still map the old)."""
 
-EXIT_OK, EXIT_CONFIG, EXIT_IN_USE, EXIT_MEMORY, EXIT_BROKEN = 0, 2, 3, 4, 70
-_FINAL = (EXIT_CONFIG, EXIT_IN_USE, EXIT_MEMORY)
+_FINAL = (Exit.CONFIG, Exit.IN_USE, Exit.MEMORY)
 
 _PR_SET_PDEATHSIG = 1
 _DATAGRAM_MAX = 4096
@@ -56,10 +55,10 @@ def keep(endpoint: Endpoint, command: Sequence[str]) -> int:
             return Keeper(stack, endpoint, list(command), log).run()
     except (ConfigError, PermissionDenied) as error:
         log.critical("configuration refused", error=str(error))
-        return EXIT_CONFIG
+        return Exit.CONFIG
     except EndpointInUse as error:
         log.critical("endpoint in use", error=str(error))
-        return EXIT_IN_USE
+        return Exit.IN_USE
 
 
 class Keeper:
@@ -92,15 +91,15 @@ class Keeper:
             code = os.waitstatus_to_exitcode(self._run_daemon())
             self._log.info("the daemon ended", code=code, ready=self._ready, asked=self._is_stopping())
             if self._is_stopping():
-                return max(code, EXIT_OK)
-            if code in _FINAL and not (code == EXIT_MEMORY and started < self._patient_until):
+                return max(code, Exit.DRAINED)
+            if code in _FINAL and not (code == Exit.MEMORY and started < self._patient_until):
                 return code
-            if code == EXIT_BROKEN:
+            if code == Exit.BROKEN:
                 self._forget()
                 self._patient_until = time.monotonic() + MEMORY_PATIENCE_S
             self._pause(code, time.monotonic() - started)
             if self._is_stopping():
-                return EXIT_OK
+                return Exit.DRAINED
 
     def _is_stopping(self) -> bool:
         return self._stops > 0
@@ -110,7 +109,7 @@ class Keeper:
 
         SIGKILL comes from others and 0 is an orderly end: no crashes, once the daemon was ready.
         """
-        crashed = not self._ready or (code not in (-signal.SIGKILL, EXIT_OK) and lived_s < YOUNG_S)
+        crashed = not self._ready or (code not in (-signal.SIGKILL, Exit.DRAINED) and lived_s < YOUNG_S)
         self._crashes = self._crashes + 1 if crashed else 0
         if self._crashes <= 1:
             return
@@ -171,7 +170,7 @@ class Keeper:
             os.setsid()  # the terminal's ctrl-c is for the keeper alone
             _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
             if os.getppid() != parent:
-                os._exit(EXIT_OK)
+                os._exit(Exit.DRAINED)
             above = FIRST_FD + len(stored)
             spare = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for _, fd in stored]
             for place, fd in enumerate(spare, FIRST_FD):

@@ -64,7 +64,7 @@ SELECTION = (
     "tests/unit/engine/test_reports_pages.py",
     "tests/unit/engine/test_reports_forks.py",
     "tests/unit/engine/test_reports_numbers.py",
-    "tests/unit/test_daemon_order.py",
+    "tests/unit/daemon/test_order.py",
     "tests/unit/ipc/test_event_feed.py",
     "tests/unit/fuzz/test_short_runs.py",
     "tests/unit/sessions/test_sessions_machine.py",

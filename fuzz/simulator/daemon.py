@@ -1,4 +1,4 @@
-"""One simulated daemon process: the real engine, codec and table writer, with the duties of ``radixkv/daemon.py``.
+"""One simulated daemon process: the real engine, codec and table writer, with the duties of ``radixkv/daemon``.
 
 A command is carried out to its end: engine, descriptor stores, then the reply. If the daemon is ``doomed``, it is
 killed between two of these stores (or before the first, or after the last but before the reply).
@@ -290,7 +290,7 @@ class Daemon:
 
 
 def recovered(stage: Stage, boot_id: str, killed: bool) -> Engine | None:
-    """What ``radixkv/starting.py`` does with the memory in the store. None: it was killed while it wrote."""
+    """What ``radixkv/daemon/starting.py`` does with the memory in the store. None: it was killed while it wrote."""
     store = stage.store
     images = {name: reader.image() for name, reader in store.readers.items()}
     sessions = [reader.sessions() for reader in store.readers.values()]

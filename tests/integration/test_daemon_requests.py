@@ -24,7 +24,7 @@ from radixkv.commands import (
     Step,
     Stepped,
 )
-from radixkv.daemon import TICK_S
+from radixkv.daemon.agenda import TICK_S
 from radixkv.device.descriptors import CACHED, FREE, PRIVATE, check_of
 from radixkv.hashing import chain, namespace_root
 from radixkv.ipc import wire

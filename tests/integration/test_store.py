@@ -214,7 +214,7 @@ def test_a_session_that_nothing_can_watch_is_over(store: StoreByHand, serve, raw
 
 BROKEN_RECOVERY = """
 import sys
-from radixkv import starting
+from radixkv.daemon import starting
 from radixkv.cli.app import main
 
 def recover(*what):

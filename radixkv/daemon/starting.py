@@ -19,12 +19,15 @@ import socket
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from radixkv.config import Config, PoolConfig
+from radixkv.daemon.parts import Parts
 from radixkv.device import arena, manifest
 from radixkv.device.descriptors import CACHED
 from radixkv.device.pool_memory import Placement, PoolMemory, geometry_of
+from radixkv.device.quiescence import Quiescence, processes_on
 from radixkv.device.writer import apply_all
 from radixkv.engine.engine import Engine
 from radixkv.engine.recover import Found, recover
@@ -50,32 +53,6 @@ class RecoveryFailed(Exception):
     """A table that cannot be, or a bug: it is marked, so that the next start is cold. Ends ``serve`` with exit 70."""
 
 
-class Parts(NamedTuple):
-    """What a daemon is put together from.
-
-    ``stored``: what the store still holds of members. ``copier``: None if no pool has a host tier.
-    ``events``: None if nobody is told.
-    """
-
-    endpoint: Endpoint
-    claim: Claim | None
-    store: Store | None
-    stored: Stored
-    pools: dict[str, PoolMemory]
-    engine: Engine
-    router: Router
-    listener: Listener
-    epoll: select.epoll
-    signals: socket.socket
-    copier: Copiers | None = None
-    events: Events | None = None
-
-    def leave(self) -> None:
-        """The next daemon goes on at the same endpoint: its files stay, as the store's sockets do."""
-        if self.claim is not None:
-            self.claim.leave()
-
-
 def start(stack: ExitStack, config: Config, cold: bool, log: Any) -> Parts:
     """Take the endpoint, then the memory, then open the doors.
 
@@ -97,8 +74,8 @@ def start(stack: ExitStack, config: Config, cold: bool, log: Any) -> Parts:
     router = Router(endpoint, config.limits, router_door)
     stack.callback(router.close)
     epoll = stack.enter_context(select.epoll())
-    listener = Listener(attach_door)
-    return Parts(endpoint, claim, store, stored, pools, engine, router, listener, epoll, signals, copier, events)
+    ends = (router, Listener(attach_door), epoll, signals, copier, events, starter.open_quiescence(pools))
+    return Parts(config, endpoint, claim, store, stored, pools, engine, *ends)
 
 
 _Doors = tuple[Claim | None, socket.socket, socket.socket]
@@ -297,6 +274,15 @@ class _Starter:
             events = Events(config.events, pool, (image, image.states == CACHED))
         self._stack.callback(events.close)
         return events
+
+    def open_quiescence(self, pools: Mapping[str, PoolMemory]) -> Quiescence | None:
+        uuids = sorted({uuid for memory in pools.values() for uuid in memory.placement.uuids})
+        if not uuids:
+            return None
+        quiescence = Quiescence(partial(processes_on, uuids))
+        if why := quiescence.try_out():
+            self._log.warning("pages of workers that die will stay out of use", reason=why)
+        return quiescence
 
     def _drop_half_joined(self) -> None:
         """Ranks that do not know that they had joined: the session goes on without them, and they will ask again."""

@@ -17,7 +17,9 @@ import pytest
 from fuzz.model.packing import pack_tokens
 from radixkv import commands
 from radixkv.config import Config, EventsConfig, KVSpec, Limits, PoolConfig, ServerConfig
-from radixkv.daemon import ROUND_S, TICK_S, Daemon
+from radixkv.daemon.agenda import ROUND_S, TICK_S
+from radixkv.daemon.loop import Daemon
+from radixkv.daemon.parts import Parts
 from radixkv.device.descriptors import CACHED, FREE, PRIVATE, QUARANTINED
 from radixkv.device.pool_memory import PoolMemory
 from radixkv.engine.engine import Engine
@@ -25,7 +27,6 @@ from radixkv.ipc.endpoint import resolve
 from radixkv.ipc.events import Events
 from radixkv.ipc.fdstore import Stored
 from radixkv.ipc.log import open_log
-from radixkv.starting import Parts
 
 POOL = PoolConfig("default", KVSpec(1, 1, 8, "float32", 4), 8)
 LATE = 1e12
@@ -103,7 +104,7 @@ class Pipe:
 class Talk:
     """A daemon and one worker's words to it."""
 
-    def __init__(self, stack, pool=POOL):
+    def __init__(self, stack, pool=POOL, events=None):
         config = Config(ServerConfig(endpoint="ipc:///nowhere/at-all.sock"), Limits(), (pool,))
         self.memory = PoolMemory.create(pool, "c" * 32, config.limits.sessions)
         stack.callback(self.memory.close)
@@ -112,9 +113,11 @@ class Talk:
         pools, engine = {"default": self.memory}, Engine(config, "b" * 32, "c" * 32)
         door, signals = Pipe(stack), Pipe(stack)
         self.copies = CopyDesk(stack, self.desk) if pool.host_pages else None
-        endpoint, ends = resolve(config.server.endpoint), (door, epoll, signals, self.copies)
-        parts = Parts(endpoint, None, None, Stored(), pools, engine, self.desk, *ends)
-        self.daemon = Daemon(config, parts, True, open_log())
+        endpoint, ends = resolve(config.server.endpoint), (door, epoll, signals, self.copies, events)
+        parts = Parts(config, endpoint, None, None, Stored(), pools, engine, self.desk, *ends)
+        self.daemon = Daemon(parts, True, open_log())
+        self.agenda, self.attendance = self.daemon._agenda, self.daemon._attendance
+        self.engine = engine
         self.requests = 0
 
     def say(self, body, session=1):
@@ -138,11 +141,9 @@ class Talk:
 
     def sleeps_s(self, later_s=0.0):
         """How long the daemon would sleep if it turned its loop after so many seconds."""
-        daemon = self.daemon
-        daemon._now += later_s
-        daemon._running.advance(daemon._now)
-        daemon._serve_time()
-        return daemon._due - daemon._now
+        self.agenda.turn(self.agenda.now + later_s)
+        self.daemon._serve_time()
+        return self.agenda.due - self.agenda.now
 
     def states(self):
         """Of the pages, when the last thing left."""
@@ -153,12 +154,12 @@ class Talk:
 def talk():
     with ExitStack() as stack:
         talk = Talk(stack)
-        assert isinstance(talk.daemon.open_session(1, "one"), commands.Welcome)
+        assert isinstance(talk.attendance.open_session(1, "one"), commands.Welcome)
         yield talk
 
 
 def test_a_welcome_is_for_a_session_that_the_table_has(talk):
-    welcome = talk.daemon.open_session(2, "two")
+    welcome = talk.attendance.open_session(2, "two")
     with closing(talk.memory.read()) as table:
         assert table.session(welcome.slot) == (2, welcome.epoch, welcome.token)
 
@@ -200,7 +201,7 @@ def test_a_session_that_said_goodbye_is_gone_from_the_table(talk):
 
 def test_the_end_of_a_session_is_stored_before_anybody_hears_of_it(talk):
     talk.reserve(1, range(8))
-    assert talk.daemon.report(commands.EndSession(1, True, "its process is gone")) is True
+    assert talk.attendance.report(commands.EndSession(1, True, "its process is gone")) is True
     with closing(talk.memory.read()) as table:
         assert table.records["state"].tolist().count(QUARANTINED) == 2 and table.sessions() == []
 
@@ -217,12 +218,12 @@ def test_with_a_session_that_wants_nothing_it_wakes_four_times_a_lease(talk):
     for _ in range(3):
         talk.say(commands.Heartbeat())
         assert talk.sleeps_s(LEASE_S / 4) == LEASE_S / 4
-    assert talk.daemon._engine.sessions.running_s == pytest.approx(ROUND_S + 3 * LEASE_S / 4)
+    assert talk.engine.sessions.running_s == pytest.approx(ROUND_S + 3 * LEASE_S / 4)
 
 
 def test_after_something_has_changed_there_is_one_more_round(talk, monkeypatch):
     rounds = []
-    monkeypatch.setattr(talk.daemon.members, "sweep", rounds.append)
+    monkeypatch.setattr(talk.attendance.members, "sweep", rounds.append)
     talk.sleeps_s(ROUND_S)
     talk.reserve(1, range(8))
     assert talk.sleeps_s() == ROUND_S
@@ -233,7 +234,7 @@ def test_after_something_has_changed_there_is_one_more_round(talk, monkeypatch):
 
 def test_who_waits_for_pages_of_the_lapsed_gets_them_within_a_tick(talk):
     """The first session has all pages and is silent; nothing but time passes."""
-    assert isinstance(talk.daemon.open_session(2, "two"), commands.Welcome)
+    assert isinstance(talk.attendance.open_session(2, "two"), commands.Welcome)
     talk.reserve(1, range(32))
     talk.say(commands.Step(commit=[commands.Commit(1, 32)]))
     talk.sleeps_s(LEASE_S / 4)
@@ -252,7 +253,7 @@ def test_who_waits_for_pages_of_the_lapsed_gets_them_within_a_tick(talk):
 def test_the_time_it_stands_still_is_not_counted(talk):
     talk.sleeps_s(ROUND_S)
     talk.sleeps_s(1000 * LEASE_S)
-    assert talk.daemon._engine.sessions.running_s == pytest.approx(ROUND_S + LEASE_S / 4)
+    assert talk.engine.sessions.running_s == pytest.approx(ROUND_S + LEASE_S / 4)
 
 
 # -- copies ---------------------------------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ def tiered():
     """Seven of eight pages are cached and idle; four more in the host tier. Nothing is copied ahead of need."""
     with ExitStack() as stack:
         talk = Talk(stack, replace(POOL, host_pages=4, reclaim_pages=0))
-        assert isinstance(talk.daemon.open_session(1, "one"), commands.Welcome)
+        assert isinstance(talk.attendance.open_session(1, "one"), commands.Welcome)
         talk.cache(1, range(28))
         yield talk
 
@@ -299,7 +300,7 @@ def test_a_copy_that_failed_is_heard_of_by_who_waited_for_it(tiered):
 def test_an_answer_that_waits_for_no_copy_leaves_before_one_is_asked_for():
     with ExitStack() as stack:
         talk = Talk(stack, replace(POOL, host_pages=4, reclaim_pages=4))
-        assert isinstance(talk.daemon.open_session(1, "one"), commands.Welcome)
+        assert isinstance(talk.attendance.open_session(1, "one"), commands.Welcome)
         talk.cache(1, range(16))
         talk.reserve(2, range(50, 62))
         (asked,) = talk.copies.asked
@@ -308,22 +309,23 @@ def test_an_answer_that_waits_for_no_copy_leaves_before_one_is_asked_for():
 
 def test_it_wakes_when_the_copier_counts_as_stuck(tiered):
     tiered.sleeps_s(ROUND_S)
-    tiered.copies.stuck_at = tiered.daemon._now + 0.25
-    tiered.daemon._look_ahead()
-    assert tiered.daemon._due == tiered.copies.stuck_at
+    tiered.copies.stuck_at = tiered.agenda.now + 0.25
+    tiered.agenda.look_ahead()
+    assert tiered.agenda.due == tiered.copies.stuck_at
     tiered.sleeps_s(0.25)
     tiered.say(commands.Stats(), session=0)
     assert tiered.desk.left[-1][0].snapshot["counters"]["copies_timed_out"] == 1
 
 
-def test_routers_are_told_when_the_replies_have_left(talk, tmp_path):
-    events = Events(EventsConfig(endpoint=f"ipc://{tmp_path}/pub"), POOL, None)
-    with closing(events):
+def test_routers_are_told_when_the_replies_have_left(tmp_path):
+    with ExitStack() as stack:
+        events = stack.enter_context(closing(Events(EventsConfig(endpoint=f"ipc://{tmp_path}/pub"), POOL, None)))
+        talk = Talk(stack, events=events)
+        assert isinstance(talk.attendance.open_session(1, "one"), commands.Welcome)
         events.work(0.0)
-        told, before = events.feed.next, len(talk.desk.left)
-        talk.daemon._events = events
+        told = events.feed.next
         talk.cache(1, range(8))
-        assert len(talk.desk.left) == before + 3
+        assert len(talk.desk.left) == 3
         assert events.feed.next == told, "to serve a request is not to tell of it"
         assert talk.daemon._sleep_ms() == 0, "but it is told before the daemon sleeps"
         events.work(0.0)
