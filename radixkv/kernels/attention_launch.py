@@ -19,7 +19,7 @@ from radixkv.kernels.quantized import Pages, QuantizedPages
 from radixkv.kernels.triton_attention import PLAN_CHUNK
 from radixkv.kernels.triton_quantized import FORMATS, raw, strides
 
-HEAD_DIM_MAX, LATENT_DIM_MAX = 256, 512
+HEAD_DIM_MAX, LATENT_DIM_MAX, ROTATED_DIM_MAX = 256, 512, 256
 TOKENS_PER_SLICE = 256
 """No slice is planned shorter: its start and its share of the merge would cost more than they save."""
 
@@ -114,7 +114,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """(out [N, Hq, D] in q's dtype, lse [N, Hq] float32). D is the values' head dim; latent keys have more.
 
-    BadRequest: head dim over 256 (latent over 512), or a head's elements do not lie side by side.
+    BadRequest: head dim over 256 (latent over 512, or 256 behind it), or a head's elements do not lie side by side.
     """
     rows, heads, _ = batch.q.shape
     dim = batch.pages.values.shape[3]
@@ -223,6 +223,9 @@ def _check(pages: LayerPages) -> None:
     most = HEAD_DIM_MAX if pages.keys.shape[3] == dim else LATENT_DIM_MAX
     if dim > most:
         raise BadRequest(f"the Triton kernels take head dims up to {most}", head_dim=dim)
+    if pages.keys.shape[3] - dim > ROTATED_DIM_MAX:
+        behind = pages.keys.shape[3] - dim
+        raise BadRequest(f"the Triton kernels take latents with up to {ROTATED_DIM_MAX} dims behind them", dims=behind)
     for name, side in zip(pages._fields, pages, strict=True):
         tensor, _ = _tensors(side)
         if tensor.stride(3) != 1:

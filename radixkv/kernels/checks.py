@@ -6,7 +6,6 @@ in tensors: on a CPU they are always checked, on a CUDA device only on demand, s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from radixkv.config import QUANTIZED
 from radixkv.errors import BadRequest
+from radixkv.kernels import arguments
 from radixkv.kernels.layout import DTYPES
 from radixkv.kernels.options import QUERIES_MAX, Attention, Rotary
 from radixkv.kernels.prefixes import SharedPrefixes
@@ -22,6 +22,8 @@ from radixkv.kernels.quantized import SCALES, Pages, QuantizedPages
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 TOKENS_MAX = 2**31 - 2**14
 """Tokens a page table may hold: positions are int32 in the kernels, with room for a block behind each slice."""
+SIZE_MAX = 2.0**100
+"""Of a scale, a soft cap and its inverse: what they are multiplied with stays far from the ends of float32."""
 
 
 def decode_shapes(q: Tensor, k_pages: Pages, v_pages: Pages, page_table: Tensor, lengths: Tensor) -> None:
@@ -73,10 +75,13 @@ def _batch(q: Tensor, k_pages: Pages, page_table: Tensor, lengths: Tensor) -> No
 
 
 def options_fit(options: Attention, heads: int, k_pages: Pages) -> None:
-    if not math.isfinite(options.scale):
-        raise BadRequest("scale is not a finite number", scale=options.scale)
-    if options.softcap is not None and not 0 < options.softcap < math.inf:
-        raise BadRequest("softcap is not a positive number", softcap=options.softcap)
+    if not abs(options.scale) <= SIZE_MAX:
+        raise BadRequest("scale is not a finite number, or too large", scale=options.scale, most=SIZE_MAX)
+    if options.softcap is not None and not 1 / SIZE_MAX <= options.softcap <= SIZE_MAX:
+        raise BadRequest(
+            "softcap is not a positive number, or too large or small",
+            softcap=options.softcap, least=1 / SIZE_MAX, most=SIZE_MAX,
+        )  # fmt: skip
     if options.window is not None and not 1 <= options.window <= TOKENS_MAX:
         raise BadRequest("window is out of range", window=options.window, most=TOKENS_MAX)
     for name, tensor in (("sinks", options.sinks), ("alibi_slopes", options.alibi_slopes)):
@@ -107,6 +112,8 @@ def prefixes_fit(
     prefixes: SharedPrefixes, page_table: Tensor, page_size: int, per_row: int, options: Attention
 ) -> None:  # fmt: skip
     """The prefixes were made for such a batch. That they are those of this page table is the caller's word."""
+    if not isinstance(prefixes, SharedPrefixes):
+        raise BadRequest("prefixes are not what group_prefixes gives", type=type(prefixes).__name__)
     for name, made_for, got in (
         ("rows", prefixes.rows, page_table.shape[0]),
         ("page size", prefixes.page_size, page_size),
@@ -146,18 +153,40 @@ def decode_values(
         raise BadRequest("a length is negative or beyond the page table", length=bad, capacity_tokens=capacity)
     if longest == 0:
         return
-    used = (lengths + (page_size - 1)) // page_size
-    entry = torch.arange(page_table.shape[1], device=page_table.device)
-    reached = entry < used[:, None]
     queries, window = sees
-    if window is not None:
-        reached &= entry >= ((lengths - queries + 1 - window).clamp(min=0) // page_size)[:, None]
-    ids = page_table[reached]
+    first = torch.zeros_like(lengths) if window is None else (lengths - queries + 1 - window).clamp(min=0)
+    _entries("a page id", page_table, (first // page_size, (lengths - 1) // page_size), pool)
+
+
+def prefix_values(prefixes: SharedPrefixes, page_table: Tensor, lengths: Tensor, pages: Sequence[int]) -> None:
+    """No row is shorter than what it shares, and of that the entries that it sees, which are read in the first row of
+    its group, are pages of the pool."""
+    pool, page_size = pages[:2]
+    shared = prefixes.span_table[:, : prefixes.shared_spans + 1]
+    counts = shared[3].diff()
+    row, begin, end = shared[:3, :-1].repeat_interleave(counts, 1)  # for each member of each span
+    own = lengths[prefixes.members[: len(end)]]
+    if bool((own < end).any()):
+        at = int((own < end).nonzero()[0])
+        raise BadRequest(
+            "a row has become shorter than a prefix that it shares, which asks for new prefixes",
+            length=int(own[at]), prefix_tokens=int(end[at]),
+        )  # fmt: skip
+    if prefixes.window is not None:
+        first = torch.maximum(begin, own - prefixes.per_row + 1 - prefixes.window)
+        _entries("a page id of a shared prefix", page_table[row], (first // page_size, (end - 1) // page_size), pool)
+
+
+def _entries(name: str, page_table: Tensor, between: tuple[Tensor, Tensor], pool: int) -> None:
+    """The entries of each row from the first to the last of ``between`` are pages of the pool."""
+    first, last = between
+    entry = torch.arange(page_table.shape[1], device=page_table.device)
+    ids = page_table[(entry >= first[:, None]) & (entry <= last[:, None])]
     if len(ids) == 0:
         return
     low, high = (int(end) for end in torch.aminmax(ids))
     if low < 0 or high >= pool:
-        raise BadRequest("a page id is not in the pool", page=low if low < 0 else high, pages=pool)
+        raise BadRequest(f"{name} is not in the pool", page=low if low < 0 else high, pages=pool)
 
 
 def append_shapes(k: Tensor, v: Tensor, k_pages: Pages, v_pages: Pages, slots: Tensor) -> None:
@@ -172,6 +201,9 @@ def append_shapes(k: Tensor, v: Tensor, k_pages: Pages, v_pages: Pages, slots: T
         )  # fmt: skip
     if slots.shape[0] != k.shape[0]:
         raise BadRequest("slots and k differ in tokens", slots=slots.shape[0], k=k.shape[0])
+    for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
+        for part in _parts(pages):
+            _written(name, part, k=k, v=v)
 
 
 def append_values(slots: Tensor, pages: int, page_size: int) -> None:
@@ -183,7 +215,10 @@ def append_values(slots: Tensor, pages: int, page_size: int) -> None:
 
 
 def rotary_fits(rotary: Rotary, k: Tensor, k_pages: Pages) -> None:
+    if not isinstance(rotary, Rotary):
+        raise BadRequest("rotary is not a Rotary", type=type(rotary).__name__)
     cos, sin, positions, _ = rotary
+    arguments.tensors(cos=cos, sin=sin, positions=positions)
     _integers("positions", positions, 1, torch.int64, k_pages)
     if positions.shape[0] != k.shape[0] or not positions.is_contiguous():
         raise BadRequest("positions are not one a token, side by side", positions=positions.shape[0], k=k.shape[0])
@@ -225,6 +260,7 @@ def move_shapes(pages: Tensor, ids: Tensor, staging: Tensor) -> None:
             "staging is not a contiguous tensor of a page for each id",
             staging=str(list(staging.shape)), ids=ids.shape[0], pages=str(list(pages.shape)),
         )  # fmt: skip
+    _written("pages", pages, staging=staging)
 
 
 def move_values(ids: Tensor, pages: int) -> None:
@@ -240,6 +276,7 @@ def copy_shapes(pages: Tensor, rows: Tensor) -> None:
     _integers("rows", rows, 2, torch.int32, pages)
     if rows.shape[1] != 3:
         raise BadRequest("rows are [N, 3]: source page, target page, rows", columns=rows.shape[1])
+    _written("pages", pages)
 
 
 def _any_view(pages: Pages) -> None:
@@ -337,3 +374,29 @@ def _same_device(name: str, tensor: Tensor, like: Pages) -> None:
         raise BadRequest(
             f"{name} and the pages are on different devices", got=str(tensor.device), pages=str(like.device)
         )
+
+
+def _parts(pages: Pages) -> list[Tensor]:
+    parts = [pages.codes, pages.scales] if isinstance(pages, QuantizedPages) else [pages]
+    return [part for part in parts if part is not None]
+
+
+def _written(name: str, tensor: Tensor, **sources: Tensor) -> None:
+    """What is written has a place of its own for each element, apart from what is written into it or read beside it."""
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise BadRequest(f"elements of {name} lie in one place: it was expanded", strides=str(tensor.stride()))
+    for source_name, source in sources.items():
+        if source.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+            continue
+        (begin, end), (source_begin, source_end) = _reach(tensor), _reach(source)
+        if begin < source_end and source_begin < end:
+            raise BadRequest(f"{source_name} lies in the memory of {name}: give a clone")
+
+
+def _reach(tensor: Tensor) -> tuple[int, int]:
+    """From the first byte to behind the last one."""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.itemsize

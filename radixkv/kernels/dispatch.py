@@ -62,7 +62,8 @@ def decode_attention(
     the first ``lengths[b]`` tokens has any effect, be it NaN. Where values are not checked, a length beyond the table
     or a page id out of the pool gives NaN and a negative length counts as 0; memory outside the pool is never touched.
     """
-    arguments.tensors(q=q, k_pages=k_pages, v_pages=v_pages, page_table=page_table, lengths=lengths)
+    arguments.tensors(q=q, page_table=page_table, lengths=lengths)
+    arguments.pages(k_pages=k_pages, v_pages=v_pages)
     checks.decode_shapes(q, k_pages, v_pages, page_table, lengths)
     attention = _options(q, k_pages, options, tree_mask)
     layer = LayerPages(k_pages, v_pages)
@@ -94,7 +95,9 @@ def mla_decode_attention(
     out has C dims instead of C + R: the weighted latents, still to be multiplied by each head's value up-projection.
     scale has no default: it is that of the head dim before absorption. The rest is as in ``decode_attention``.
     """
-    arguments.tensors(q=q, pages=pages, page_table=page_table, lengths=lengths)
+    arguments.tensors(q=q, page_table=page_table, lengths=lengths)
+    arguments.pages(pages=pages)
+    latent_dim, scale = arguments.whole("latent_dim", latent_dim), arguments.real("scale", scale)
     checks.latent_shapes(pages, latent_dim)
     keys = pages[:, :, None, :]
     checks.decode_shapes(q, keys, keys, page_table, lengths)
@@ -125,7 +128,8 @@ def prefill_attention(
     what is behind it belongs to no row and gives zeros and -inf. A row may have one new token (a decode) or none. The
     rest is as in ``decode_attention``.
     """
-    arguments.tensors(q=q, k_pages=k_pages, v_pages=v_pages, page_table=page_table, lengths=lengths, starts=starts)
+    arguments.tensors(q=q, page_table=page_table, lengths=lengths, starts=starts)
+    arguments.pages(k_pages=k_pages, v_pages=v_pages)
     checks.prefill_shapes(q, k_pages, v_pages, page_table, lengths, starts)
     attention = _options(q, k_pages, options, None)
     use_triton = _choose(impl, k_pages)
@@ -159,11 +163,11 @@ def append(
     q [T, Hq, D] may be given and comes back turned, from the same launch. Where values are not checked, a slot out of
     the pool is skipped, and a position without angles makes NaN of what it would have turned.
     """
-    arguments.tensors(k=k, v=v, k_pages=k_pages, v_pages=v_pages, slots=slots)
+    arguments.tensors(k=k, v=v, slots=slots)
+    arguments.pages(k_pages=k_pages, v_pages=v_pages)
     arguments.optional(q=q)
     checks.append_shapes(k, v, k_pages, v_pages, slots)
     if rotary is not None:
-        arguments.tensors(cos=rotary.cos, sin=rotary.sin, positions=rotary.positions)
         checks.rotary_fits(rotary, k, k_pages)
     if q is not None:
         checks.query_fits(q, k, rotary)
@@ -192,7 +196,8 @@ def copy_rows(pages: Tensor, rows: Tensor, *, impl: Impl = "auto", check_values:
     if one after the other, so a source may be an earlier entry's target. Where values are not checked, an entry that
     is out of range is skipped.
     """
-    arguments.tensors(pages=pages, rows=rows)
+    arguments.tensors(rows=rows)
+    arguments.pages(pages=pages)
     checks.copy_shapes(pages, rows)
     use_triton = _choose(impl, pages)
     if check_values or not (use_triton and pages.is_cuda):
@@ -235,7 +240,8 @@ def scatter_pages(
 
 
 def _move(pages: Tensor, ids: Tensor, staging: Tensor, impl: Impl, check_values: bool) -> bool:
-    arguments.tensors(pages=pages, ids=ids, staging=staging)
+    arguments.tensors(ids=ids, staging=staging)
+    arguments.pages(pages=pages)
     checks.move_shapes(pages, ids, staging)
     use_triton = _choose(impl, pages)
     if check_values or not (use_triton and pages.is_cuda):
@@ -257,6 +263,8 @@ def _decode(
     use_triton = _choose(impl, pages.keys)
     if check_values or not (use_triton and q.is_cuda):
         checks.decode_values(page_table, lengths, pages.keys.shape, (per_row, attention.window))
+        if prefixes is not None:
+            checks.prefix_values(prefixes, page_table, lengths, pages.keys.shape)
     flat = q if q.dim() == 3 else q.flatten(0, 1)
     batch = Batch(flat, pages, page_table, lengths, per_row)
     out, lse = _attention(batch, attention, prefixes, use_triton)

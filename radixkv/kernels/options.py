@@ -8,6 +8,7 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from radixkv.kernels import arguments
 from radixkv.kernels.layout import LayerPages
 
 QUERIES_MAX = 8
@@ -19,8 +20,8 @@ class Options(TypedDict, total=False):
 
     scale: factor of q k, 1 / sqrt(D) by default. softcap: c > 0, a scaled score s becomes c tanh(s / c) (Gemma 2).
     window: w >= 1, a query sees its own position and the w - 1 before it. sinks [Hq]: a learned logit a head that takes
-    part in the softmax and has no value (gpt-oss); added after everything else. alibi_slopes [Hq]: slope * (key's
-    position - query's position) is added to the scaled and capped score (ALiBi). Both float32.
+    part in the softmax and has no value (gpt-oss), -inf for none; added after everything else. alibi_slopes [Hq]: slope
+    * (key's position - query's position) is added to the scaled and capped score (ALiBi). Both float32.
     """
 
     scale: float | None
@@ -52,9 +53,13 @@ class Attention:
         cls, head_dim: int, tree: Tensor | None, *, scale: float | None = None, softcap: float | None = None,
         window: int | None = None, sinks: Tensor | None = None, alibi_slopes: Tensor | None = None,
     ) -> Attention:  # fmt: skip
-        """Of the keywords in ``Options``."""
-        scale = head_dim**-0.5 if scale is None else float(scale)
-        return cls(scale, softcap, window, sinks, alibi_slopes, tree)
+        """Of the keywords in ``Options``. BadRequest for a number that is none."""
+        return cls(
+            head_dim**-0.5 if scale is None else arguments.real("scale", scale),
+            None if softcap is None else arguments.real("softcap", softcap),
+            None if window is None else arguments.whole("window", window),
+            sinks, alibi_slopes, tree,
+        )  # fmt: skip
 
 
 class Rotary(NamedTuple):

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 from radixkv.errors import BadRequest
+from radixkv.kernels import arguments
 from radixkv.kernels.options import QUERIES_MAX
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefixes:
     """The spans of a batch, those with most rows first. Stays right while the rows only grow: a span that ends with a
-    row (end -1) follows its length. Make it anew when a row comes or goes, or is truncated into shared pages.
+    row (end -1) follows its length. Make it anew when a row comes or goes, is truncated into shared pages, or gives up
+    entries before its window that other rows of its group still see.
 
     span_table [4, spans + 1] int32: the row whose page-table entries are read, first token, end, place of the first
     member in ``members``. A row's spans are ``chain_spans`` between two of ``chain_starts``, and it is the
@@ -69,15 +71,19 @@ def group_prefixes(
 
     BadRequest: shapes that do not fit, a negative length or one beyond the page table, queries not in 1..8.
     """
+    arguments.tensors(page_table=page_table, lengths=lengths)
+    for name, number in (("page_size", page_size), ("window", 1 if window is None else window)):
+        if arguments.whole(name, number) < 1:
+            raise BadRequest(f"{name} is not at least 1", got=number)
+    if page_table.dtype != torch.int32 or lengths.dtype != torch.int32:
+        raise BadRequest("not torch.int32", page_table=str(page_table.dtype), lengths=str(lengths.dtype))
     if page_table.dim() != 2 or lengths.dim() != 1 or len(page_table) != len(lengths):
         raise BadRequest(
             "page_table is not [rows, pages] or lengths not [rows]",
             page_table=str(list(page_table.shape)), lengths=str(list(lengths.shape)),
         )  # fmt: skip
-    if not 1 <= queries <= QUERIES_MAX:
+    if not 1 <= arguments.whole("queries", queries) <= QUERIES_MAX:
         raise BadRequest("query tokens a row are out of range", queries=queries, most=QUERIES_MAX)
-    if window is not None and window < 1:
-        raise BadRequest("window is not at least 1", window=window)
     table, tokens = page_table.cpu(), lengths.tolist()
     if tokens and (min(tokens) < 0 or max(tokens) > table.shape[1] * page_size):
         raise BadRequest("a length is negative or beyond the page table", capacity_tokens=table.shape[1] * page_size)

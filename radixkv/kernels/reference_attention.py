@@ -80,8 +80,8 @@ def _of_spans(batch: Batch, options: Attention, shared: SharedPrefixes) -> Itera
         queries = (rows[:, None] * batch.per_row + in_row).flatten()
         high = lengths[row] if end < 0 else end
         low = first
-        if end < 0 and options.window is not None:
-            low = max(first, high - batch.per_row + 1 - options.window)
+        if options.window is not None:  # what no row of the span sees any more need not be there
+            low = max(first, int(batch.lengths[rows].min()) - batch.per_row + 1 - options.window)
         yield _Piece(queries, in_row.repeat(len(rows)), drafts_from, row, low, high)
 
 

@@ -23,7 +23,7 @@ from radixkv.errors import BadRequest
 from radixkv.kernels.layout import LayerPages
 from radixkv.kernels.options import Rotary
 from radixkv.kernels.quantized import QuantizedPages
-from radixkv.kernels.triton_write import APPEND_BLOCK, rotate, turn_query
+from radixkv.kernels.triton_write import APPEND_BLOCK, angles_of, place_of, rotate, turn_query
 
 PLAIN, FP8, INT8, INT4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 FORMATS = {"fp8_e4m3": 1, "int8": 2, "int4": 3}
@@ -143,18 +143,9 @@ def append_quantized(
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     kv_blocks: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
-    angle_row = token * 0
-    unknown_dims = 0
-    if cos is not None:
-        position = tl.load(positions + token)
-        known = (position >= 0) & (position < angles)
-        angle_row = tl.where(known, position, 0) * REACH
-        unknown_dims = tl.where(known, 0, 2 * REACH)
+    angle_row, unknown_dims = angles_of(token, positions, angles, REACH)
     if block < kv_blocks:
-        slot = tl.load(slots + token)
-        inside = (slot >= 0) & (slot < pages.to(tl.int64) * PAGE_SIZE)
-        page = slot // PAGE_SIZE
-        in_page = slot % PAGE_SIZE
+        inside, page, in_page = place_of(token, slots, pages, PAGE_SIZE)
         head = (block * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)
         head_ok = head < tl.where(inside, KV_HEADS, 0)
         dim = tl.arange(0, BLOCK_D)[None, :] + tl.zeros([BLOCK_H, 1], tl.int32)

@@ -27,6 +27,27 @@ COPY_BLOCK = 512
 
 
 @triton.jit
+def place_of(token, slots, pages, PAGE_SIZE: tl.constexpr):
+    """(whether it is in the pool, page, row of the page) of a token's slot."""
+    slot = tl.load(slots + token)
+    inside = (slot >= 0) & (slot < pages.to(tl.int64) * PAGE_SIZE)
+    return inside, slot // PAGE_SIZE, slot % PAGE_SIZE
+
+
+@triton.jit
+def angles_of(token, positions, angles, REACH: tl.constexpr):
+    """(where the row of a token's angles begins, dims that would be turned and have none); 0 with no embedding."""
+    row = token * 0
+    unknown_dims = 0
+    if positions is not None:
+        position = tl.load(positions + token)
+        known = (position >= 0) & (position < angles)
+        row = tl.where(known, position, 0) * REACH
+        unknown_dims = tl.where(known, 0, 2 * REACH)
+    return row, unknown_dims
+
+
+@triton.jit
 def rotate(source, at, dim, ok, cos, sin, angle_row, REACH: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Elements ``at`` (of head dims ``dim``) of ``source`` with the first 2 * REACH dims of their heads rotated."""
     plain = tl.load(source + at, mask=ok, other=0.0)
@@ -75,18 +96,9 @@ def append_tokens(
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     kv_blocks: tl.constexpr = (KV_HEADS * HEAD_DIM + BLOCK - 1) // BLOCK
-    angle_row = token * 0
-    unknown_dims = 0
-    if cos is not None:
-        position = tl.load(positions + token)
-        known = (position >= 0) & (position < angles)
-        angle_row = tl.where(known, position, 0) * REACH
-        unknown_dims = tl.where(known, 0, 2 * REACH)
+    angle_row, unknown_dims = angles_of(token, positions, angles, REACH)
     if block < kv_blocks:
-        slot = tl.load(slots + token)
-        inside = (slot >= 0) & (slot < pages.to(tl.int64) * PAGE_SIZE)
-        page = slot // PAGE_SIZE
-        in_page = slot % PAGE_SIZE
+        inside, page, in_page = place_of(token, slots, pages, PAGE_SIZE)
         element = block * BLOCK + tl.arange(0, BLOCK)
         head = (element // HEAD_DIM).to(tl.int64)
         dim = element % HEAD_DIM

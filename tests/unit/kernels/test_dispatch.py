@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.kernel_cases import Shape, empty_arena, make_case
 from radixkv.errors import BadRequest
-from radixkv.kernels import append, copy_rows, decode_attention
+from radixkv.kernels import append, checks, copy_rows, decode_attention
 
 HALF, INT = torch.float16, torch.int32
 
@@ -69,6 +69,15 @@ def test_entries_behind_the_length_are_not_looked_at() -> None:
     decode_attention(**{**arguments, "page_table": table, "lengths": torch.tensor([16, 0, 16], dtype=INT)})
     with pytest.raises(BadRequest, match="not in the pool"):
         decode_attention(**{**arguments, "page_table": table, "lengths": torch.tensor([17, 0, 16], dtype=INT)})
+
+
+def test_the_last_entry_of_a_row_near_the_most_tokens_is_looked_at() -> None:
+    page_size = 3 * 2**20
+    length = torch.tensor([682 * page_size], dtype=INT)  # and a page more is beyond int32
+    table = torch.full((1, 682), 7, dtype=INT)
+    checks.decode_values(table, length, (8, page_size), (1, 1))
+    with pytest.raises(BadRequest, match=r"not in the pool .*page=7"):
+        checks.decode_values(table, length, (7, page_size), (1, 1))
 
 
 def append_case() -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from bench.kernel_cases import INF, NAN, Shape, assert_near, bits, make_case, naive_attention
 from bench.kernel_problems import KINDS, Problem
 from radixkv.config import QUANTIZED
+from radixkv.errors import BadRequest
 from radixkv.kernels import append, decode_attention, group_prefixes, prefill_attention
 
 QUICK = settings(deadline=None, derandomize=True, max_examples=120, database=None)
@@ -116,6 +117,33 @@ def test_grouped_rows_grow_without_a_new_plan() -> None:
     torch.testing.assert_close(
         decode_attention(*grown, prefixes=prefixes), decode_attention(*grown), atol=2e-5, rtol=2e-5
     )
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_groups_outlive_the_pages_that_no_row_sees_any_more(queries: int) -> None:
+    """A window moves on, the pages before it are given back, and their entries in the page table are -1."""
+    case = make_case(Shape([52, 60, 57], queries=queries, page_size=4, shared=True))
+    table, lengths = case.page_table, case.lengths
+    prefixes = group_prefixes(table, torch.tensor([40, 44, 41], dtype=torch.int32), 4, queries=queries, window=16)
+    assert prefixes.shared_spans == 1
+    wanted = decode_attention(*case.arguments, window=16)
+    table[:, : (52 - queries + 1 - 16) // 4] = -1
+    got = decode_attention(*case.arguments, window=16, prefixes=prefixes)
+    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=2e-5)
+    table[int(prefixes.span_table[0, 0])] = -1
+    lengths[int(prefixes.span_table[0, 0])] = 0
+    with pytest.raises(BadRequest, match="shorter than a prefix that it shares"):
+        decode_attention(*case.arguments, window=16, prefixes=prefixes)
+
+
+def test_an_entry_that_only_another_row_of_the_group_sees_is_still_needed() -> None:
+    case = make_case(Shape([24, 24], page_size=4, shared=True, spare_entries=9))
+    prefixes = group_prefixes(case.page_table, case.lengths, 4, window=8)
+    first = int(prefixes.span_table[0, 0])
+    case.lengths[first] += 36
+    case.page_table[first] = torch.where(torch.arange(15) < 13, -1, 0)  # all that this row does not see
+    with pytest.raises(BadRequest, match=r"a page id of a shared prefix is not in the pool .*page=-1"):
+        decode_attention(*case.arguments, window=8, prefixes=prefixes)
 
 
 def test_a_tree_of_one_chain_is_causal_and_one_for_all_rows_is_enough() -> None:

@@ -206,6 +206,15 @@ def test_groups_with_a_tree_a_window_and_sinks() -> None:
     assert_near(got, naive_attention(case, **terms), torch.float32)
 
 
+def test_groups_outlive_the_pages_that_no_row_sees_any_more() -> None:
+    case = make_case(Shape([52, 60, 57], page_size=4, shared=True))
+    prefixes = group_prefixes(case.page_table, torch.tensor([40, 44, 41], dtype=torch.int32), 4, window=16)
+    assert prefixes.shared_spans == 1
+    case.page_table[:, :9] = -1
+    got = decode_attention(*case.arguments, window=16, prefixes=prefixes, return_lse=True, impl="triton")
+    assert_near(got, naive_attention(case, window=16), torch.float32)
+
+
 # -- what was not checked, and where things lie -------------------------------------------------------------------
 
 

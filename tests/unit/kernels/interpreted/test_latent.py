@@ -67,3 +67,5 @@ def test_a_latent_beyond_the_kernels_is_refused() -> None:
     case = latent_case(Shape([4], 1, 1, 0, 16), 513, 8)
     with pytest.raises(BadRequest, match="head dims up to 512"):
         mla_decode_attention(*case.arguments, latent_dim=513, scale=1.0, impl="triton")
+    with pytest.raises(BadRequest, match="up to 256 dims behind them"):
+        mla_decode_attention(*case.arguments, latent_dim=264, scale=1.0, impl="triton")
