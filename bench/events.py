@@ -17,7 +17,6 @@ from bench.rows import Row, report, row
 from bench.stopwatch import Summary, quiet, summarize
 from radixkv.commands import Assign, NamespaceRecord, Publish
 from radixkv.config import EventsConfig, KVSpec, PoolConfig
-from radixkv.hashing import chain
 from radixkv.ipc.event_feed import Feed, Replay
 from radixkv.ipc.event_ledger import Ledger, Sizes
 
@@ -58,11 +57,7 @@ def full(pool: PoolConfig) -> Ledger:
     for at in range(0, pool.pages, PROMPT_PAGES):
         packed = places[at : at + PROMPT_PAGES].tobytes()
         tokens = np.arange(at * PAGE_SIZE, at * PAGE_SIZE + len(packed) // 4 * PAGE_SIZE, dtype="<u4").tobytes()
-        hashes = chain(bytes(16), tokens, 4 * PAGE_SIZE)
-        for write in (
-            Assign(pool.name, packed, 1, 0, 1),
-            Publish(pool.name, packed, False, bytes(16), hashes, tokens),
-        ):
+        for write in (Assign(pool.name, packed, 1, 0, 1), Publish(pool.name, packed, False, tokens)):
             list(ledger.fold(write))
     return ledger
 

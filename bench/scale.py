@@ -22,7 +22,6 @@ from bench.rows import Row, row, single
 from bench.stopwatch import quiet, summarize, time_each
 from radixkv.allocator.page_states import Event, State
 from radixkv.commands import Request
-from radixkv.hashing import chain
 
 FEW, MANY = 1_000, 1_000_000
 RATIO_BAR = 1.5
@@ -78,7 +77,7 @@ def leafy(leaves: int) -> Core:
     for tokens in pages_of_tokens(source, leaves - 1):
         page = pool.pages.take(1)
         pool.pages.move(page, State.PRIVATE, Event.PUBLISH)
-        node = tree.grow(root, tokens, page.tobytes(), chain(root.chain_seed, tokens, tree.page_token_bytes))
+        node = tree.grow(root, tokens, page.tobytes())
         pool.fallen_idle(tree.unpin(node, pool.next_stamp())[0], retired=False)
         pool.writes.clear()
     return core

@@ -525,14 +525,12 @@ class Assign(Struct, frozen=True):
 class Publish(Struct, frozen=True):
     """Pages are complete and immutable, each continues the one before it.
 
-    ``parent`` is the chain hash before the first of them, ``parent_page`` the page before it (-1: none).
+    ``parent_page``: the page before the first of them (-1: none).
     """
 
     pool: str
     pages: bytes
     shadow: bool
-    parent: bytes
-    hashes: bytes
     tokens: bytes
     parent_page: int = -1
 

@@ -11,7 +11,7 @@ NO_PAGE = -1
 
 
 class NamespaceImage(NamedTuple):
-    """One namespace in use. ``epoch`` is its current one; ``invalidations`` seeds its chain hashes."""
+    """One namespace in use. ``epoch`` is its current one; ``invalidations``: how often it got a new one."""
 
     id: int
     epoch: int
@@ -35,8 +35,7 @@ class TableImage(NamedTuple):
 
     states: uint8, the numbers of ``allocator.page_states.State``; sound: bool, the record's check agrees;
     generations, owners, stamps: uint64; namespaces, epochs: uint32; serials, parent_serials: uint64, of the content and
-    of what comes before it (0: nothing); chains, seeds: 16-byte hashes of the page and before it; tokens: page_size * 4
-    bytes.
+    of what comes before it (0: nothing); tokens: page_size * 4 bytes.
     """
 
     pages: int
@@ -49,7 +48,5 @@ class TableImage(NamedTuple):
     epochs: NDArray[Any]
     serials: NDArray[Any]
     parent_serials: NDArray[Any]
-    chains: NDArray[Any]
-    seeds: NDArray[Any]
     tokens: NDArray[Any]
     names: list[NamespaceImage]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Generic, Protocol, TypeVar
 
+from xxhash import xxh3_64_intdigest
+
 P = TypeVar("P", bound=Hashable)
 
 SMALL, MAIN = 0, 1
@@ -23,8 +25,8 @@ class Cache(Protocol[P]):
 
     def depth(self, page: P) -> int: ...
 
-    def hash(self, page: P) -> bytes:
-        """The page's chain hash, which a ghost goes by."""
+    def prefix(self, page: P) -> tuple[int, bytes]:
+        """The number of the page's root and its packed tokens with all before them, which a ghost goes by."""
 
 
 class Order(Generic[P]):
@@ -249,7 +251,8 @@ class S3FIFO(Order[P]):
         return MAIN, self.main_places
 
     def _tag(self, page: P) -> int:
-        return int.from_bytes(self.cache.hash(page)[:8], "little")
+        root, tokens = self.cache.prefix(page)
+        return xxh3_64_intdigest(tokens, seed=root)
 
 
 ORDERS = {"lru": Priorities, "lfu": LFU, "fifo": FIFO, "s3fifo": S3FIFO}

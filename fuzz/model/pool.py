@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from fuzz.model.orders import ORDERS, Order, Priorities
+from fuzz.model.packing import pack_tokens
 from radixkv.commands import Retain
 
 FREE, PRIVATE, CACHED, SHADOW, QUARANTINED = "free", "private", "cached", "shadow", "quarantined"
@@ -67,9 +68,9 @@ class PoolModel:
         self.key_of: dict[int, Key] = {}
         self.policy = policy
         self.order: Order[int] = ORDERS[policy](self, pages)
-        self.hash_of: Callable[[int], bytes] = lambda _page: b""
-        """What the table says is a page's chain hash."""
-        self.hashes: dict[int, bytes] = {}
+        self.root_of: Callable[[int], int] = lambda _page: 0
+        """By the table: the namespace and epoch of a page, as one number."""
+        self.roots: dict[int, int] = {}
         self.epoch: dict[bytes, int] = {}
         self.blamed: dict[int, int] = {}
         """Quarantined page -> the ended session that could still write to it."""
@@ -120,8 +121,8 @@ class PoolModel:
     def depth(self, page: int) -> int:
         return len(self.key_of[page][2])
 
-    def hash(self, page: int) -> bytes:
-        return self.hashes[page]
+    def prefix(self, page: int) -> tuple[int, bytes]:
+        return self.roots[page], pack_tokens(self.key_of[page][2])
 
     def held(self, sequences: Iterable[Sequence], also: Iterable[int] = ()) -> set[int]:
         """Every page somebody holds: in a table, as the source of copy_rows, or above a cached page that is held."""
@@ -175,7 +176,7 @@ class PoolModel:
         if live and key not in self.cache:
             self.cache[key] = page
             self.key_of[page] = key
-            self.hashes[page] = self.hash_of(page)
+            self.roots[page] = self.root_of(page)
             self.state[page] = CACHED
         else:
             self.state[page] = SHADOW

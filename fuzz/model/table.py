@@ -1,7 +1,7 @@
 """The descriptor table as a reader sees it: it knows only the writes that left the core, in their order.
 
 After each command it must tell the same story as the model: what the writes say is all that a later daemon will know,
-so states, owners, namespaces, tokens, the chain of hashes and the order of eviction must all follow from them.
+so states, owners, namespaces, tokens, what follows what and the order of eviction must all follow from them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from fuzz.model.pool import CACHED, FREE, PRIVATE, QUARANTINED, SHADOW, PoolMode
 from fuzz.model.state import State
 from radixkv import commands
 
-HASH_BYTES = 16
-
 
 @dataclass
 class Record:
@@ -29,10 +27,8 @@ class Record:
     epoch: int = 0
     stamp: int = 0
     tokens: bytes = b""
-    parent: bytes = b""
     serial: int = 0
     parent_serial: int = 0
-    hash: bytes = b""
 
 
 class TableMirror:
@@ -90,30 +86,26 @@ class TableMirror:
     def _publish(self, write: commands.Publish) -> None:
         records = self._move(write.pool, write.pages, (PRIVATE,), SHADOW if write.shadow else CACHED)
         each = len(write.tokens) // len(records)
-        expect("I5", "hashes of a publish", len(write.hashes), HASH_BYTES * len(records))
         expect("I5", "tokens of a publish", len(write.tokens), each * len(records))
-        parent = write.parent
         before = self.pages[write.pool][write.parent_page].serial if write.parent_page >= 0 else 0
         for index, record in enumerate(records):
             self.serials[write.pool] += 1
             record.parent_serial = before
             record.serial = before = self.serials[write.pool]
             record.tokens = write.tokens[index * each : (index + 1) * each]
-            record.parent = parent
-            record.hash = parent = write.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
 
     def _copy(self, write: commands.Copied) -> None:
         """Out of a page that is in the tree, into one that nobody has."""
         sources = self._move(write.pool, write.sources, (CACHED,), CACHED)
         targets = self._move(write.pool, write.targets, (FREE, PRIVATE), CACHED)
         for source, target in zip(sources, targets, strict=True):
-            for name in ("stamp", "namespace", "epoch", "serial", "parent_serial", "tokens", "parent", "hash"):
+            for name in ("stamp", "namespace", "epoch", "serial", "parent_serial", "tokens"):
                 setattr(target, name, getattr(source, name))
 
-    def hashes(self, pool: str) -> Callable[[int], bytes]:
-        """The chain hash of a page of this pool, whenever asked."""
+    def roots(self, pool: str) -> Callable[[int], int]:
+        """Epoch and namespace of a page of this pool as one number, whenever asked."""
         records = self.pages[pool]
-        return lambda page: records[page].hash
+        return lambda page: records[page].epoch << 32 | records[page].namespace
 
     # -- against the model --------------------------------------------------------------------------------------
 
@@ -150,8 +142,6 @@ class TableMirror:
         above = pool.parent(page)
         before = 0 if above is None else self.pages[pool.name][above].serial
         expect("I6", f"serial of the page before page {page}", record.parent_serial, before)
-        if above is not None:
-            expect("I6", f"parent hash of page {page}", record.parent, self.pages[pool.name][above].hash)
         self._compare_namespace(pool, page, namespace, epoch)
 
     def _compare_namespace(self, pool: PoolModel, page: int, namespace: bytes, epoch: int) -> None:

@@ -6,7 +6,10 @@ continues, one leaves; which one is said by ``orders.py``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fuzz.model.orders import ORDERS, Order
+from fuzz.model.packing import pack_tokens
 
 Path = tuple[int, tuple[int, ...]]
 """Root number and all tokens from the first to the last of a full page."""
@@ -16,11 +19,12 @@ class TreeModel:
     def __init__(self, page_size: int, policy: str, pool_pages: int) -> None:
         self.page_size = page_size
         self.pages: dict[Path, int] = {}
-        self.hashes: dict[Path, bytes] = {}
         self.held: list[Path] = []
         """One entry a holder; an empty path holds nothing."""
         self.order: Order[Path] = ORDERS[policy](self, pool_pages)
         self.stamps = 0
+        self.seed_of: Callable[[int], int] = lambda root: root
+        """What the policy takes for the number of a root."""
 
     def upward(self, path: Path) -> list[Path]:
         """The path's pages, first to last."""
@@ -62,7 +66,6 @@ class TreeModel:
             path = self.order.victim(idle)
             self.order.evicted(path)
             self.order.forget(path)
-            del self.hashes[path]
             gone.append(self.pages.pop(path))
         return gone
 
@@ -94,5 +97,5 @@ class TreeModel:
     def depth(self, page: Path) -> int:
         return len(page[1])
 
-    def hash(self, page: Path) -> bytes:
-        return self.hashes[page]
+    def prefix(self, page: Path) -> tuple[int, bytes]:
+        return self.seed_of(page[0]), pack_tokens(page[1])

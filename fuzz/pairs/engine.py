@@ -51,7 +51,7 @@ class EnginePair:
         self.model = EngineModel(config, slices or Slices())
         self.table = TableMirror({pool.name: pool.pages for pool in config.pools})
         for pool in self.model.state.pools.values():
-            pool.hash_of = self.table.hashes(pool.name)
+            pool.root_of = self.table.roots(pool.name)
         self.now = 100.0
         self.running_s = 0.0
         self.events: Counter[str] = Counter()

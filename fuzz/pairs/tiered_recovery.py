@@ -86,7 +86,7 @@ class TieredRecovery(Tiered):
         """Of all that is served, in the arenas as they are now: what is being filled holds garbage."""
         size, pages = pool.page_size, pool.pages.size
         for place, ((namespace, epoch, tokens), _) in served_by(pool):
-            rows = self.paths.of(scope_of(Root(namespace, epoch, b"")), list(tokens))[-size:]
+            rows = self.paths.of(scope_of(Root(namespace, epoch)), list(tokens))[-size:]
             arena, page = (self.device, place) if place < pages else (self.host, place - pages)
             require("I5", arena.rows[page].tolist() == rows, f"place {place} would be served and holds something else")
 

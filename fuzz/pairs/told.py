@@ -18,6 +18,7 @@ from fuzz.pairs.tiered_recovery import TieredRecovery
 from radixkv import Namespace, commands
 from radixkv.config import EVENT_FORMATS, EVENT_HASHES, Config, EventsConfig
 from radixkv.device.descriptors import CACHED
+from radixkv.hashing import chain, namespace_root
 from radixkv.ipc.event_feed import END, Feed, Message, Replay
 from radixkv.ipc.event_ledger import Ledger, Sizes
 from radixkv.tree.node import Node
@@ -182,11 +183,13 @@ Blocks = dict[str, dict[bytes, tuple[bytes, bytes, bytes]]]
 def blocks_of(pool: Any) -> Blocks:
     """What a lookup can find in a pool of an engine."""
     blocks: Blocks = {"GPU": {}, "CPU": {}}
+    size = pool.tree.page_token_bytes
     for namespace in pool.namespaces.all():
-        for parent, node in _nodes(namespace.root, b""):
-            hashes = cut(bytes(node.hashes), HASH_BYTES)
-            tokens = cut(bytes(node.tokens), pool.tree.page_token_bytes)
-            for before, block, own in zip([parent, *hashes], hashes, tokens, strict=False):
+        seed = namespace_root(namespace.canonical, namespace.invalidations)
+        for parent, packed, node in _nodes(namespace.root, seed, size):
+            hashes = cut(packed, HASH_BYTES)
+            first = b"" if parent == seed else parent
+            for before, block, own in zip([first, *hashes], hashes, cut(bytes(node.tokens), size), strict=False):
                 for tier, there in (("GPU", node.pages), ("CPU", node.host)):
                     if there:
                         blocks[tier][block] = (before, own, namespace.canonical)
@@ -197,9 +200,11 @@ def cut(packed: bytes, size: int) -> list[bytes]:
     return [packed[at : at + size] for at in range(0, len(packed), size)]
 
 
-def _nodes(top: Node, before: bytes) -> Iterator[tuple[bytes, Node]]:
+def _nodes(top: Node, before: bytes, size: int) -> Iterator[tuple[bytes, bytes, Node]]:
+    """Each with the chain hash before it and its own."""
     stack = [(before, child) for child in (top.children or {}).values()]
     while stack:
         parent, node = stack.pop()
-        yield parent, node
-        stack += [(bytes(node.hashes[-HASH_BYTES:]), child) for child in (node.children or {}).values()]
+        hashes = chain(parent, bytes(node.tokens), size)
+        yield parent, hashes, node
+        stack += [(hashes[-HASH_BYTES:], child) for child in (node.children or {}).values()]

@@ -7,9 +7,9 @@ from collections import Counter
 from fuzz.model.mismatch import expect, require
 from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
 from fuzz.model.tree import Path, TreeModel
+from radixkv.engine.pool import scope_of
 from radixkv.evictor import policies
 from radixkv.evictor.policy import Policy
-from radixkv.hashing import chain, namespace_root
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
 
@@ -28,9 +28,10 @@ class TreePair:
         self.pool_pages = pool_pages
         self.policy = policy
         self.real = PrefixTree(page_size)
-        self.order: Policy[Node] = policies.make(policy, pool_pages)
+        self.order: Policy[Node] = policies.make(policy, pool_pages, scope_of)
         self.model = TreeModel(page_size, policy, pool_pages)
         self.roots: list[Root] = []
+        self.model.seed_of = lambda root: scope_of(self.roots[root])
         self.holders: list[Holder] = []
         self.events: Counter[str] = Counter()
         self._next_page = 0
@@ -39,7 +40,7 @@ class TreePair:
 
     def add_root(self) -> int:
         number = len(self.roots)
-        self.roots.append(Root(number, number + 1, namespace_root(b"space", number + 1)))
+        self.roots.append(Root(number, number + 1))
         return number
 
     def look(self, root: int, tokens: list[int], lead: int = 0) -> None:
@@ -79,10 +80,8 @@ class TreePair:
             fresh = list(range(self._next_page, self._next_page + len(missing)))
             self._next_page += len(missing)
             rest = packed[match.pages * self.page_size * 4 :]
-            hashes = chain(self.real.chain_hash(holder.node, 0), rest, self.page_size * 4)
-            holder.node = self.real.grow(holder.node, rest, pack_pages(fresh), hashes)
+            holder.node = self.real.grow(holder.node, rest, pack_pages(fresh))
             self.model.pages.update(zip(missing, fresh, strict=True))
-            self.model.hashes.update((path, hashes[16 * at : 16 * at + 16]) for at, path in enumerate(missing))
         self.model.held.remove(holder.path)
         self.model.held.append(longer)
         holder.path = longer
@@ -152,7 +151,7 @@ class TreePair:
         gone = set(unpack_pages(self.real.trim(leaf, leaf.page_count)))
         for path in [path for path, page in self.model.pages.items() if page in gone]:
             self.model.order.forget(path)
-            del self.model.pages[path], self.model.hashes[path]
+            del self.model.pages[path]
 
     def mark(self, node: Node) -> tuple[int, ...]:
         return node.mark
@@ -188,32 +187,27 @@ class TreePair:
         pages = self.model.upward(holder.path)
         sole = sum(1 for page in pages[len(pages) - back :] if self.model.holders(page) == 1)
         expect("I2", "pages held once", self.real.sole_pages(holder.node, back), sole)
-        kept = pack_tokens(holder.path[1][: (len(pages) - back) * self.page_size])
-        seed = self.roots[holder.path[0]].chain_seed
-        hashes = chain(seed, kept, self.page_size * 4)
-        expect("I6", "chain hash", self.real.chain_hash(holder.node, back), hashes[-16:] or seed)
 
     def _walk(self) -> list[Node]:
-        """Every node, each looked at: keys, parents, sizes, hashes, holders, and each page against the dict."""
+        """Every node, each looked at: keys, parents, sizes, holders, and each page against the dict."""
         nodes: list[Node] = []
         seen: dict[Path, int] = {}
-        stack: list[tuple[Node, Path, bytes]] = [(root, (root.namespace, ()), root.chain_seed) for root in self.roots]
+        stack: list[tuple[Node, Path]] = [(root, (root.namespace, ())) for root in self.roots]
         while stack:
-            node, (root, before), parent_hash = stack.pop()
+            node, (root, before) = stack.pop()
             for key, child in (node.children or {}).items():
                 require("I9", child.parent is node, "a child that does not know its parent")
                 require("I9", key == bytes(child.tokens[: self.page_size * 4]), "a child under another page's key")
                 tokens = unpack_tokens(bytes(child.tokens))
                 pages = unpack_pages(bytes(child.pages))
                 require("I9", len(tokens) == len(pages) * self.page_size and pages != [], "an edge of odd length")
-                hashes = chain(parent_hash, bytes(child.tokens), self.page_size * 4)
-                expect("I9", "hashes", bytes(child.hashes), hashes)
+                expect("I9", "pages of an edge", child.page_count, len(pages))
                 for number, page in enumerate(pages, 1):
                     path = (root, before + tuple(tokens[: number * self.page_size]))
                     seen[path] = page
                     expect("I2", f"holders of page {page}", child.holders, self.model.holders(path))
                     expect("I7", f"the policy's mark of page {page}", self.mark(child), self.model.order.mark(path))
                 nodes.append(child)
-                stack.append((child, (root, before + tuple(tokens)), hashes[-16:]))
+                stack.append((child, (root, before + tuple(tokens))))
         expect("I6", "pages by content", seen, self.model.pages)
         return nodes

@@ -15,7 +15,6 @@ from fuzz.targets.tiered_recovery import TieredRecoveryTarget
 from fuzz.targets.tiers import TiersTarget
 from fuzz.targets.tree import TreeTarget
 from fuzz.targets.two_tiers import TwoTiersTarget
-from fuzz.targets.weak_hash import WeakHashTarget
 from fuzz.targets.wire import WireTarget
 
 ENGINE = dict.fromkeys(("split", "merge", "evict", "shadow", "grant", "fork", "truncate"), 100)
@@ -83,7 +82,6 @@ FUZZERS = {
             smoke_steps=9_000,
             wanted={"batch": 500, "replay": 20, "whole": 50, "settled": 200, "found": 60, "restart": 20},
         ),
-        Fuzzer("weak-hash", "the same with a chain hash that nearly always collides", WeakHashTarget),
         Fuzzer("tree", "the prefix tree with each policy of eviction against a dict of token tuples", TreeTarget),
         Fuzzer("allocator", "page states, free list and counted holders against a dict", AllocatorTarget),
         Fuzzer("evictor", "each policy of eviction in a full cache, its victims against a naive one", EvictorTarget),

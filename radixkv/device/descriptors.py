@@ -14,15 +14,13 @@
                 28  epoch        u32   of the namespace, when the page was handed out
                 32  check        u64   see ``check_of``
                 40  state        u64   FREE, PRIVATE, ...; always written last
-                48  parent       16 bytes, chain hash before this page
-                64  chain        16 bytes, chain hash of this page
-                80  serial       u64   of the content: given when it is published, never given again
-                88  parent's     u64   serial of the content before it, 0: none
-                96  tokens       page_size * 4 bytes
+                48  serial       u64   of the content: given when it is published, never given again
+                56  parent's     u64   serial of the content before it, 0: none
+                64  tokens       page_size * 4 bytes
 
 A *place* is the number of a record: a page of the device has its own, a page of the host tier comes behind the last of
 the device. Content keeps its serial from place to place, so a scan finds what follows what whichever tier has it, and
-without trusting a hash. Who comes before has the smaller serial.
+without any hash. Who comes before has the smaller serial.
 
 All little-endian, words stored whole (a kill leaves the old or the new one). The daemon writes (``writer.py``), before
 the reply that tells of it leaves; workers map it read-only. A daemon that starts on an existing table may trust a
@@ -44,10 +42,10 @@ from numpy.typing import NDArray
 from radixkv.device import arena
 from radixkv.errors import VersionMismatch
 from radixkv.image import NamespaceImage, SessionImage, TableImage
-from radixkv.types import HASH_BYTES, TOKEN_BYTES
+from radixkv.types import TOKEN_BYTES
 
 MAGIC = b"radixkv\x00"
-TABLE_VERSION = 3
+TABLE_VERSION = 4
 HEADER_BYTES = 4096
 SESSION_BYTES = 64
 NAMESPACE_BYTES = 1088
@@ -59,7 +57,7 @@ FREE, PRIVATE, CACHED, SHADOW, LOADING, SAVING, QUARANTINED = range(7)
 STATE_NAMES = ("free", "private", "cached", "shadow", "loading", "saving", "quarantined")
 
 GENERATION, OWNER, STAMP, NAMESPACE, EPOCH, CHECK, STATE = 0, 8, 16, 24, 28, 32, 40
-PARENT, CHAIN, SERIAL, PARENT_SERIAL, TOKENS = 48, 64, 80, 88, 96
+SERIAL, PARENT_SERIAL, TOKENS = 48, 56, 64
 """Offsets in a record."""
 
 _HEADER = struct.Struct("<8sIIQQIIQIIQIIQQQQ64s256s")
@@ -75,6 +73,8 @@ HALF_MASK = 2**32 - 1
 MIX_GENERATION = 0x9E3779B97F4A7C15
 MIX_NAMESPACE = 0xC2B2AE3D27D4EB4F
 MIX_STATE = 0xD6E8FEB86659FD93
+MIX_SERIAL = 0xBF58476D1CE4E5B9
+MIX_PARENT_SERIAL = 0x94D049BB133111EB
 
 
 def _aligned(size: int, to: int) -> int:
@@ -158,8 +158,6 @@ def record_dtype(page_size: int, record_bytes: int) -> np.dtype[Any]:
         "epoch": ("<u4", EPOCH),
         "check": ("<u8", CHECK),
         "state": ("<u8", STATE),
-        "parent": (f"V{HASH_BYTES}", PARENT),
-        "chain": (f"V{HASH_BYTES}", CHAIN),
         "serial": ("<u8", SERIAL),
         "parent_serial": ("<u8", PARENT_SERIAL),
         "tokens": (f"({page_size},)<u4", TOKENS),
@@ -173,18 +171,16 @@ def record_dtype(page_size: int, record_bytes: int) -> np.dtype[Any]:
 def check_of(records: NDArray[Any]) -> NDArray[np.uint64]:
     """The check that whole records must carry: [n] uint64.
 
-    Over generation, namespace, epoch and state; over the chain hash too where a page is immutable (its tokens and
-    parent hash are what the chain hash is made of). Owner and stamp change by one aligned store each and are not
-    part of it.
+    Over generation, namespace, epoch and state; over both serials too where a page is immutable. Owner and stamp change
+    by one aligned store each and are not part of it.
     """
     state = records["state"]
     scope = records["namespace"].astype(np.uint64) | records["epoch"].astype(np.uint64) << np.uint64(32)
     check = records["generation"] * np.uint64(MIX_GENERATION)
     check ^= scope * np.uint64(MIX_NAMESPACE)
     check ^= state * np.uint64(MIX_STATE)
-    halves = np.ascontiguousarray(records["chain"]).view("<u8").reshape(-1, 2)
-    immutable = (state == CACHED) | (state == SHADOW)
-    check ^= np.where(immutable, halves[:, 0] ^ halves[:, 1], np.uint64(0))
+    serials = records["serial"] * np.uint64(MIX_SERIAL) ^ records["parent_serial"] * np.uint64(MIX_PARENT_SERIAL)
+    check ^= np.where((state == CACHED) | (state == SHADOW), serials, np.uint64(0))
     return check
 
 
@@ -267,8 +263,6 @@ class TableReader:
             epochs=records["epoch"].copy(),
             serials=records["serial"].copy(),
             parent_serials=records["parent_serial"].copy(),
-            chains=records["chain"].copy(),
-            seeds=records["parent"].copy(),
             tokens=np.ascontiguousarray(records["tokens"]).view(f"V{self.geometry.page_size * TOKEN_BYTES}").ravel(),
             names=self.namespaces(),
         )

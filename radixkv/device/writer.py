@@ -26,19 +26,19 @@ from radixkv.commands import Assign, Copied, NamespaceRecord, Own, Publish, Reti
 from radixkv.device import arena
 from radixkv.device.descriptors import (
     CACHED,
-    CHAIN,
     CHECK,
     FREE,
     GENERATION,
     LAST_SERIAL_AT,
     MIX_GENERATION,
     MIX_NAMESPACE,
+    MIX_PARENT_SERIAL,
+    MIX_SERIAL,
     MIX_STATE,
     NAMESPACE,
     NAMESPACE_BYTES,
     NAMESPACE_HEAD,
     OWNER,
-    PARENT,
     PARENT_SERIAL,
     PRIVATE,
     QUARANTINED,
@@ -54,11 +54,10 @@ from radixkv.device.descriptors import (
     WORD_MASK,
     Geometry,
 )
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES, TOKEN_BYTES
+from radixkv.types import PAGE_ID_BYTES, TOKEN_BYTES
 
 _COLUMNS = (
-    "generations", "owners", "stamps", "scopes", "checks", "states", "parents", "chains", "serials", "parent_serials",
-    "tokens", "contents",
+    "generations", "owners", "stamps", "scopes", "checks", "states", "serials", "parent_serials", "tokens", "contents",
 )  # fmt: skip
 _FEW_PAGES = 8
 """Up to here record by record is faster (measured: 0.35 us a page, against 4 us and 0.02 us a page)."""
@@ -69,14 +68,14 @@ _WORD_BYTES = 8
 _OWNER, _STAMP, _SCOPE, _CHECK, _STATE = (at // _WORD_BYTES for at in (OWNER, STAMP, NAMESPACE, CHECK, STATE))
 """Places in a record, in words; the generation is the first. A scope is a namespace and its epoch."""
 _PAIR = struct.Struct("@QQ")
-"""The halves of a hash; a serial and the parent's."""
+"""A serial and the parent's."""
 _LAST_SERIAL = LAST_SERIAL_AT // _WORD_BYTES
 assert sys.byteorder == "little"
 _ONE = np.uint64(1)
 _MIX = np.uint64(MIX_GENERATION)
 _PRIVATE_SALT = PRIVATE * MIX_STATE & WORD_MASK
 _PUBLISHED = {state: (PRIVATE * MIX_STATE ^ state * MIX_STATE) & WORD_MASK for state in (CACHED, SHADOW)}
-"""What the check changes by when a private page gets this state, its chain hash aside."""
+"""What the check changes by when a private page gets this state, its serials aside."""
 
 
 class TableWriter:
@@ -102,13 +101,11 @@ class TableWriter:
         self._scopes = self._column("<u8", NAMESPACE)
         self._checks = self._column("<u8", CHECK)
         self._states = self._column("<u8", STATE)
-        self._parents = self._column(f"V{HASH_BYTES}", PARENT)
-        self._chains = self._column(f"V{HASH_BYTES}", CHAIN)
         self._serials = self._column("<u8", SERIAL)
         self._parent_serials = self._column("<u8", PARENT_SERIAL)
         self._tokens = self._column(f"V{self._token_bytes}", TOKENS)
-        self._contents = self._column(f"V{TOKENS - PARENT + self._token_bytes}", PARENT)
-        """All of these five together."""
+        self._contents = self._column(f"V{TOKENS - SERIAL + self._token_bytes}", SERIAL)
+        """All of these three together."""
 
     def _column(self, dtype: str, offset: int) -> NDArray[Any]:
         """One field of all records: [records], strided over the mapped table."""
@@ -172,7 +169,6 @@ class TableWriter:
     def _publish(self, write: Publish) -> None:
         """Serials are taken before any page has one."""
         state = SHADOW if write.shadow else CACHED
-        parents = write.parent + write.hashes[:-HASH_BYTES]
         words, start, record = self._words, self._records_at, self._record_bytes
         above = words[(start + write.parent_page * record + SERIAL) // _WORD_BYTES] if write.parent_page >= 0 else 0
         serial = words[_LAST_SERIAL]
@@ -184,27 +180,23 @@ class TableWriter:
             self._serials[pages] = serials[1:]
             serials[0] = above
             self._parent_serials[pages] = serials[:-1]
-            self._parents[pages] = np.frombuffer(parents, self._parents.dtype)
-            self._chains[pages] = np.frombuffer(write.hashes, self._chains.dtype)
             self._tokens[pages] = np.frombuffer(write.tokens, self._tokens.dtype)
-            halves = np.frombuffer(write.hashes, "<u8")
-            self._checks[pages] ^= halves[::2] ^ halves[1::2] ^ np.uint64(_PUBLISHED[state])
+            changes = serials[1:] * np.uint64(MIX_SERIAL)
+            changes ^= serials[:-1] * np.uint64(MIX_PARENT_SERIAL)
+            changes ^= np.uint64(_PUBLISHED[state])
+            self._checks[pages] ^= changes
             self._states[pages] = state
             return
         memory, size = self._memory, self._token_bytes
         for index, page in enumerate(few(write.pages)):
             at = start + page * record
-            hash_at = index * HASH_BYTES
-            chain = write.hashes[hash_at : hash_at + HASH_BYTES]
             tokens = write.tokens[index * size : index * size + size]
             serial += 1
-            memory[at + PARENT : at + TOKENS + size] = b"".join(
-                (parents[hash_at : hash_at + HASH_BYTES], chain, _PAIR.pack(serial, above), tokens)
-            )
+            memory[at + SERIAL : at + TOKENS + size] = _PAIR.pack(serial, above) + tokens
+            change = (serial * MIX_SERIAL ^ above * MIX_PARENT_SERIAL) & WORD_MASK
             above = serial
             word = at // _WORD_BYTES
-            low, high = _PAIR.unpack(chain)
-            words[word + _CHECK] ^= low ^ high ^ _PUBLISHED[state]
+            words[word + _CHECK] ^= change ^ _PUBLISHED[state]
             words[word + _STATE] = state
 
     def _copied(self, write: Copied) -> None:

@@ -105,7 +105,6 @@ def _cut_immutable(pool: Pool, seq: Sequence, last: int, plan: TruncatePlan) -> 
         pool.drop(array("i", sorted(shadows)), SHADOW, None)
     seq.published = last
     del seq.pages[last:]
-    seq.chain = None
     seq.shared = min(seq.shared, last)
     if source < 0:
         return Truncated(plan.kept)

@@ -33,7 +33,7 @@ from radixkv.errors import BadRequest, CopyFailed
 from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node
 from radixkv.tree.walk import Match
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES, TOKEN_BYTES
+from radixkv.types import PAGE_ID_BYTES, TOKEN_BYTES
 
 
 class EarlyPlan(NamedTuple):
@@ -124,7 +124,7 @@ def lose(pool: Pool, copying: Copying) -> None:
         pool.let_go(seq, 0)
         if pool.flights is not None:
             pool.flights.over(seq)
-        seq.pages, seq.tokens, seq.node, seq.chain = own, b"", seq.root, None
+        seq.pages, seq.tokens, seq.node = own, b"", seq.root
         seq.shared = seq.published = seq.cached = seq.committed = 0
     copying.readers.clear()
 
@@ -145,8 +145,7 @@ def shade(pool: Pool, node: Node, pages: array[int], copying: Copying) -> array[
             pool.pages.hold(page, others)
     above = node.parent
     before = int.from_bytes(above.pages[-PAGE_ID_BYTES:], "little") if above is not None and above.pages else NO_PAGE
-    hashes, tokens = bytes(node.hashes[: count * HASH_BYTES]), bytes(node.tokens[: count * size])
-    chain = pool.tree.chain_hash(node, node.page_count)
-    pool.writes.append(Publish(pool.name, pages[:count].tobytes(), True, chain, hashes, tokens, before))
+    tokens = bytes(node.tokens[: count * size])
+    pool.writes.append(Publish(pool.name, pages[:count].tobytes(), True, tokens, before))
     pool.counters["shadow_pages"] += count
     return pages[count:]

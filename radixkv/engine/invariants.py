@@ -17,10 +17,9 @@ from radixkv.engine.host import HostTier
 from radixkv.engine.pool import Pool, namespace_of
 from radixkv.engine.sequence import Sequence
 from radixkv.errors import BrokenInvariant
-from radixkv.hashing import chain
 from radixkv.sessions.window import SPAN
 from radixkv.tree.node import Node, Root
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
+from radixkv.types import PAGE_ID_BYTES
 
 
 def check(engine: Engine) -> None:
@@ -65,17 +64,15 @@ class _Trees:
             if isinstance(top, Root):
                 roots.setdefault(id(top), top)
         self.roots = list(roots.values())
-        self.nodes: list[tuple[Node, bytes]] = []
-        """Each node with the chain hash before it."""
-        stack: list[tuple[Node, bytes]] = [(root, root.chain_seed) for root in self.roots]
+        self.nodes: list[Node] = []
+        stack: list[Node] = [*self.roots]
         while stack:
-            node, before = stack.pop()
+            node = stack.pop()
             if node.parent is not None:
-                self.nodes.append((node, before))
-                before = bytes(node.hashes[-HASH_BYTES:])
+                self.nodes.append(node)
             for child in (node.children or {}).values():
                 need(child.parent is node, "I9", "a child does not know its parent")
-                stack.append((child, before))
+                stack.append(child)
             most = pool.pages.size + (pool.host.pages.size if pool.host else 0)
             need(len(self.nodes) <= most, "I9", "the tree has more nodes than there are pages")
 
@@ -103,7 +100,7 @@ def _conservation(engine: Engine, pool: Pool, sequences: list[Sequence], trees: 
     free = pages.free.ids()
     need(len(free) == len(set(free)), "I3", "a page is twice in the free list")
     saving, loading = _copied_pages(pool)
-    cached = [page for node, _ in trees.nodes for page in _ids(node.pages)]
+    cached = [page for node in trees.nodes for page in _ids(node.pages)]
     need(saving <= set(cached), "I11", f"pages {sorted(saving - set(cached))[:4]} left the tree while they were copied")
     places: dict[State, list[int]] = {
         State.FREE: free,
@@ -167,7 +164,7 @@ def _holders(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
             held.update(map(id, pool.tree.path(end)))
         told = {id(seq) for seq in one.readers if seq.load is one}
         need(live >= told and len(told) == len(one.readers), "I11", "a copy has readers that are over")
-    for node, _ in trees.nodes:
+    for node in trees.nodes:
         need(node.holders == held[id(node)], "I2", f"a node counts {node.holders} holders, {held[id(node)]} hold it")
     outside: Counter[int] = Counter()
     for seq in sequences:
@@ -195,13 +192,12 @@ def _path_pages(node: Node) -> int:
 def _tree_shape(pool: Pool, trees: _Trees) -> None:
     """I9: keys, sizes and parents agree. I7: an idle node has no held child."""
     size = pool.tree.page_token_bytes
-    for node, _ in trees.nodes:
+    for node in trees.nodes:
         pages = max(len(node.pages), len(node.host)) // PAGE_ID_BYTES
         need(pages > 0, "I9", "a node without pages")
         other = min(len(node.pages), len(node.host)) // PAGE_ID_BYTES
         need(other in (0, pages), "I9", "a node is partly in one tier and partly in both")
         need(len(node.tokens) == pages * size, "I9", "a node's tokens and pages differ in number")
-        need(len(node.hashes) == pages * HASH_BYTES, "I9", "a node's hashes and pages differ in number")
         parent = node.parent
         assert parent is not None and parent.children is not None
         need(bool(node.host) <= (pool.host is not None), "I9", "a node is in a host tier that does not exist")
@@ -217,10 +213,8 @@ def _tree_shape(pool: Pool, trees: _Trees) -> None:
 
 
 def _contents(pool: Pool, trees: _Trees) -> None:
-    """I6: the chain hashes are those of namespace and tokens. I5: what is in the tree has been committed (CACHED)."""
-    size = pool.tree.page_token_bytes
-    for node, before in trees.nodes:
-        need(bytes(node.hashes) == chain(before, bytes(node.tokens), size), "I6", "a chain hash is not its tokens'")
+    """I5: what is in the tree has been committed (CACHED)."""
+    for node in trees.nodes:
         uncommitted = [page for page in _ids(node.pages) if pool.pages.states[page] not in (State.CACHED, State.SAVING)]
         need(not uncommitted, "I5", f"pages {uncommitted[:4]} are visible without being complete")
 
@@ -228,7 +222,7 @@ def _contents(pool: Pool, trees: _Trees) -> None:
 def _eviction_order(pool: Pool, trees: _Trees) -> None:
     """I7: exactly the idle nodes are in the order, and the policy's own recount agrees."""
     known = {id(node) for node in pool.order}
-    idle = {id(node) for node, _ in trees.nodes if node.holders == 0 and node.pages}
+    idle = {id(node) for node in trees.nodes if node.holders == 0 and node.pages}
     need(known == idle, "I7", f"{len(idle)} nodes are idle, {len(known)} are in the order of eviction")
     pool.order.check()
     need(max((node.stamp for node in pool.order), default=0) <= pool.stamp, "I27", "a stamp from the future")
@@ -318,7 +312,7 @@ def _shares(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
     shares = pool.shares
     if shares is None:
         return
-    owners = {page: namespace_of(node) for node, _ in trees.nodes for page in _ids(node.pages)}
+    owners = {page: namespace_of(node) for node in trees.nodes for page in _ids(node.pages)}
     for seq in sequences:
         owners |= dict.fromkeys([*seq.pages, *([seq.source] if seq.source >= 0 else [])], seq.root.namespace)
     for page, space in owners.items():
@@ -358,8 +352,8 @@ def _flights(engine: Engine, pool: Pool, sequences: list[Sequence]) -> None:
 
 def _metrics(pool: Pool, sequences: list[Sequence], trees: _Trees) -> None:
     """I24: every counter equals the recount."""
-    cached = sum(len(node.pages) // PAGE_ID_BYTES for node, _ in trees.nodes)
-    idle = sum(len(node.pages) // PAGE_ID_BYTES for node, _ in trees.nodes if node.holders == 0)
+    cached = sum(len(node.pages) // PAGE_ID_BYTES for node in trees.nodes)
+    idle = sum(len(node.pages) // PAGE_ID_BYTES for node in trees.nodes if node.holders == 0)
     need(pool.tree.cached_pages == cached, "I24", f"{pool.tree.cached_pages} cached pages, counted {cached}")
     need(pool.tree.idle_pages == idle, "I24", f"{pool.tree.idle_pages} idle pages, counted {idle}")
     need(pool.tree.nodes == len(trees.nodes), "I24", f"{pool.tree.nodes} nodes, counted {len(trees.nodes)}")
@@ -384,7 +378,7 @@ def _host(host: HostTier, trees: _Trees) -> None:
     free = host.pages.free.ids()
     filling = [page for copying in copies if copying.to_host for run in copying.runs for page in run.host]
     reading = {page for copying in copies if not copying.to_host for run in copying.runs for page in run.host}
-    kept = [page for node, _ in trees.nodes for page in _ids(node.host)]
+    kept = [page for node in trees.nodes for page in _ids(node.host)]
     places = free + filling + kept
     size = host.pages.size
     need(len(places) == len(set(places)) == size, "I1", f"{len(places)} places, {size} host pages")
@@ -393,7 +387,7 @@ def _host(host: HostTier, trees: _Trees) -> None:
     wanted.append(([page for page in kept if page not in reading], State.CACHED))
     for pages, state in wanted:
         need(all(host.pages.states[page] == state for page in pages), "I1", f"a host page is not {state.name}")
-    only = [node for node, _ in trees.nodes if not node.pages]
+    only = [node for node in trees.nodes if not node.pages]
     known = {id(node) for node in host.order}
     need(known == {id(node) for node in only if node.holders == 0}, "I7", "the host tier's order lacks a node")
     host.order.check()
@@ -403,7 +397,7 @@ def _host(host: HostTier, trees: _Trees) -> None:
     need(host.leaving_pages == len(reading), "I24", f"{host.leaving_pages} pages leave, counted {len(reading)}")
     excess = 0 if copies else counted - host.limit  # a copy may make room first for what follows it
     need(excess <= 0, "I24", f"{excess} pages too many are in the host tier alone")
-    for node, _ in trees.nodes:
+    for node in trees.nodes:
         unknown = node.pages and node.host and node.holders == 0 and node not in host.clean
         need(not unknown, "I24", "nobody knows of a host copy that could be dropped")
 

@@ -1,14 +1,13 @@
 """Namespaces of one pool: canonical bytes to a root, with ids that fit the descriptor table's bounded section.
 
 An id is used again when nothing refers to it: no page in its trees, no sequence. Epochs come from one counter for the
-whole pool, so that (id, epoch) never returns. Chain hashes are seeded by the canonical bytes and the number of times
-the namespace was invalidated, not by the epoch: the same content has the same hash in every daemon.
+whole pool, so that (id, epoch) never returns. How often a namespace was invalidated is counted by itself: with the
+canonical bytes it seeds the names of blocks in events (``hashing.py``), which are the same in every daemon.
 """
 
 from __future__ import annotations
 
 from radixkv.errors import LimitExceeded
-from radixkv.hashing import namespace_root
 from radixkv.image import NamespaceImage
 from radixkv.tree.node import Root
 
@@ -59,7 +58,7 @@ class Namespaces:
                 raise LimitExceeded("too many namespaces are in use", namespaces=len(self), limit=self._limit)
             self._forget(victim)
         identity = self._free.pop()
-        made = Namespace(identity, canonical, self._root(identity, canonical, 0))
+        made = Namespace(identity, canonical, self._root(identity))
         self._by_bytes[canonical] = made
         self._by_id[identity] = made
         return made, True
@@ -70,8 +69,7 @@ class Namespaces:
     def restore(self, images: list[NamespaceImage], newest_epoch: int) -> list[Namespace]:
         """Begin with namespaces found after a restart. No epoch up to ``newest_epoch`` is given again."""
         for image in images:
-            root = Root(image.id, image.epoch, namespace_root(image.canonical, image.invalidations))
-            made = Namespace(image.id, image.canonical, root)
+            made = Namespace(image.id, image.canonical, Root(image.id, image.epoch))
             made.invalidations = image.invalidations
             self._by_bytes[image.canonical] = self._by_id[image.id] = made
             self._unused[image.id] = None
@@ -79,9 +77,9 @@ class Namespaces:
         self._epoch = max([newest_epoch, *(image.epoch for image in images)])
         return list(self._by_id.values())
 
-    def retired_root(self, identity: int, epoch: int, seed: bytes) -> Root:
+    def retired_root(self, identity: int, epoch: int) -> Root:
         """The tree of an earlier epoch, found after a restart; its first node is about to be hung."""
-        root = Root(identity, epoch, seed)
+        root = Root(identity, epoch)
         root.retired = True
         self._by_id[identity].users += 1
         return root
@@ -91,7 +89,7 @@ class Namespaces:
         old = namespace.root
         old.retired = True
         namespace.invalidations += 1
-        namespace.root = self._root(namespace.id, namespace.canonical, namespace.invalidations)
+        namespace.root = self._root(namespace.id)
         if old.children:
             namespace.users += 1
         return old
@@ -127,6 +125,6 @@ class Namespaces:
         self._unused.pop(namespace.id, None)
         self._free.append(namespace.id)
 
-    def _root(self, identity: int, canonical: bytes, invalidations: int) -> Root:
+    def _root(self, identity: int) -> Root:
         self._epoch += 1
-        return Root(identity, self._epoch, namespace_root(canonical, invalidations))
+        return Root(identity, self._epoch)

@@ -108,7 +108,7 @@ def plan_reserve(pool: Pool, session: Worker, body: Reserve) -> ReservePlan:
     return plan
 
 
-NO_MATCH = Match(Root(-1, 0, b""), 0, None, 0, [])
+NO_MATCH = Match(Root(-1, 0), 0, None, 0, [])
 
 
 def _shape(pool: Pool, match: Match, total: int, tokens: int, last_page: str) -> ReservePlan:

@@ -41,12 +41,11 @@ from radixkv.evictor.lru import LRU
 from radixkv.evictor.policy import Mark, Policy
 from radixkv.evictor.priorities import DEFAULT, NEVER, Priorities
 from radixkv.evictor.shares import Shares
-from radixkv.hashing import chain, last
 from radixkv.image import NO_PAGE
 from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
 from radixkv.tree.walk import Match
-from radixkv.types import HASH_BYTES, PAGE_ID, PAGE_ID_BYTES
+from radixkv.types import PAGE_ID, PAGE_ID_BYTES
 
 COUNTERS = (
     "asked_tokens", "hit_tokens", "committed_pages", "shadow_pages", "evicted_pages", "forks", "truncates",
@@ -58,7 +57,7 @@ IN_TREE = (CACHED, SAVING)
 LAST_ID = slice(-PAGE_ID_BYTES, None)
 """Of packed page ids."""
 SLICE_PAGES = 8192
-"""How many pages one command or tick hashes and publishes: well under 10 ms."""
+"""How many pages one command or tick publishes: well under 10 ms."""
 
 
 class Pool:
@@ -68,7 +67,7 @@ class Pool:
         self.page_size = config.spec.page_size
         self.pages = PagePool(config.pages)
         self.tree = PrefixTree(self.page_size)
-        self.order: Policy[Node] = policies.make(config.policy, config.pages)
+        self.order: Policy[Node] = policies.make(config.policy, config.pages, scope_of)
         self.shares: Shares[Node] | None = None
         """The order, if namespaces have floors or caps."""
         if config.namespace_floor_pages or config.namespace_cap_pages:
@@ -457,8 +456,6 @@ class Pool:
         first = seq.published
         size = self.tree.page_token_bytes
         tokens = bytes(seq.tokens[first * size : full_pages * size])
-        parent = seq.chain or self.chain_before(seq)
-        hashes = chain(parent, tokens, size)
         shadows = full_pages - first if seq.root.retired else self._already_there(seq, tokens)
         new = full_pages - first - shadows
         if shadows:
@@ -468,24 +465,20 @@ class Pool:
             for page in pages if self.copying else ():
                 self.copying.pop(page, None)  # its further holders are counted like those of any shadow
             self.counters["shadow_pages"] += shadows
-            cut = shadows * HASH_BYTES
             before = seq.pages[first - 1] if first else NO_PAGE
-            self.writes.append(
-                Publish(self.name, pages.tobytes(), True, parent, hashes[:cut], tokens[: shadows * size], before)
-            )
-            parent, hashes, tokens = last(hashes[:cut]), hashes[cut:], tokens[shadows * size :]
+            self.writes.append(Publish(self.name, pages.tobytes(), True, tokens[: shadows * size], before))
+            tokens = tokens[shadows * size :]
         if new:
             pages = seq.pages[first + shadows : full_pages]
             packed = pages.tobytes()
             self.pages.move(pages, PRIVATE, PUBLISH)
             risen = self._raise(seq, tokens, packed) if self.host is not None else 0
             if risen:
-                parent, hashes = last(hashes[: risen * HASH_BYTES]), hashes[risen * HASH_BYTES :]
                 packed, tokens = packed[risen * PAGE_ID_BYTES :], tokens[risen * size :]
             if packed:
                 (before,) = PAGE_ID.unpack_from(seq.node.pages, -PAGE_ID_BYTES) if seq.depth + risen else (NO_PAGE,)
-                seq.node = self.tree.grow(seq.node, tokens, packed, hashes)
-                self.writes.append(Publish(self.name, packed, False, parent, hashes, tokens, before))
+                seq.node = self.tree.grow(seq.node, tokens, packed)
+                self.writes.append(Publish(self.name, packed, False, tokens, before))
             if self.host is not None and self.config.host_write == "through":
                 self.host.fresh[seq.node] = None
             seq.depth = full_pages
@@ -494,7 +487,6 @@ class Pool:
             if self.copying:
                 self._sources_published(pages, seq.node)
         seq.published = full_pages
-        seq.chain = hashes[-HASH_BYTES:] or parent
         if self.flights is not None:
             self.flights.note(seq)
 
@@ -546,15 +538,6 @@ class Pool:
                 sharer.source_node = self.tree.node_at(node, len(pages) - 1 - place)
                 self.tree.hold(sharer.source_node)
                 self.pages.drop(page)
-
-    def chain_before(self, seq: Sequence) -> bytes:
-        """Chain hash of the last published page."""
-        if seq.depth == seq.published and seq.depth:
-            return bytes(seq.node.hashes[-HASH_BYTES:])
-        if seq.depth >= seq.published:
-            return self.tree.chain_hash(seq.node, seq.depth - seq.published)
-        tokens = bytes(seq.tokens[: seq.published * self.tree.page_token_bytes])
-        return last(chain(seq.root.chain_seed, tokens, self.tree.page_token_bytes))
 
     def close(self, seq: Sequence, quarantine: list[int] | None = None) -> None:
         """The sequence is over. Cached pages stay cached; its own go back, or into quarantine."""
@@ -614,11 +597,12 @@ class Pool:
                 self.retired.append((node, below))
                 self.retired.append((child, None))
             elif node.parent is not None and node.holders == 0 and not node.children:
+                pages = node.page_count
                 if self.host is not None:
                     self.host.forget(node)
                 if node.pages:
                     self.order.remove(node)
-                gone += self._trim(node, node.page_count)
+                gone += self._trim(node, pages)
         if gone:
             packed = bytes(gone)
             self.pages.give(array("i", packed), CACHED, EVICT)
@@ -627,6 +611,12 @@ class Pool:
 
 
 NO_NAMESPACE = -1
+
+
+def scope_of(root: Node) -> int:
+    """Epoch and namespace as one word of 64 bits."""
+    assert isinstance(root, Root)
+    return root.epoch << 32 | root.namespace
 
 
 def namespace_of(node: Node) -> int:

@@ -41,7 +41,7 @@ from radixkv.engine.scan import Runs, runs_of, scan
 from radixkv.engine.state import NOBODY
 from radixkv.image import SessionImage, TableImage
 from radixkv.tree.node import Node, Root
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
+from radixkv.types import PAGE_ID_BYTES
 
 
 class Found(NamedTuple):
@@ -128,11 +128,11 @@ class _Restore:
         if pool.host is not None:
             pool.host.pages.restore(self.states[self.image.pages :])
 
-    def root_of(self, record: int, key: tuple[int, int]) -> Root | None:
+    def root_of(self, key: tuple[int, int]) -> Root | None:
         """The tree of (namespace id, epoch) that a first page belongs to; None if the namespace is not there."""
         root = self.roots.get(key)
         if root is None and key[0] in self._ids:
-            root = self.pool.namespaces.retired_root(*key, seed=self.image.seeds[record].tobytes())
+            root = self.pool.namespaces.retired_root(*key)
             self.roots[key] = root
         return root
 
@@ -230,10 +230,8 @@ class _Builder:
         self._tiers = contents.tiers[firsts].tolist()
         records = contents.records[entries]
         heads = records[runs.begins[:-1]]
-        self._records = heads.tolist()
         self._scopes = list(zip(image.namespaces[heads].tolist(), image.epochs[heads].tolist(), strict=True))
         self._tokens = image.tokens[records].tobytes()
-        self._hashes = image.chains[records].tobytes()
         self._device = contents.device[entries].astype("<i4").tobytes()
         self._host = (contents.host[entries] - image.pages).astype("<i4").tobytes()
 
@@ -252,14 +250,14 @@ class _Builder:
             yield node, depth, entries
 
     def _root(self, run: int) -> tuple[Node, int] | None:
-        root = self._restore.root_of(self._records[run], self._scopes[run])
+        root = self._restore.root_of(self._scopes[run])
         return None if root is None else (root, 0)
 
     def _node(self, parent: Node, begin: int, end: int, tiers: int) -> Node | None:
-        size, ids, digest = self._tree.page_token_bytes, slice(begin * PAGE_ID_BYTES, end * PAGE_ID_BYTES), HASH_BYTES
+        size, ids = self._tree.page_token_bytes, slice(begin * PAGE_ID_BYTES, end * PAGE_ID_BYTES)
         return self._tree.restore(
             parent,
             self._tokens[begin * size : end * size],
-            (self._device[ids] if tiers & 1 else b"", self._host[ids] if tiers & 2 else b""),
-            self._hashes[begin * digest : end * digest],
+            self._device[ids] if tiers & 1 else b"",
+            self._host[ids] if tiers & 2 else b"",
         )

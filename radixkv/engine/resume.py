@@ -145,7 +145,7 @@ def _root(pool: Pool, lineage: Lineage, table: NDArray[np.int32], claim: Claim) 
         raise SessionLost("the pages are not of this namespace")
     root = known.root if known.root.epoch == epoch else lineage.roots.get((identity, epoch))
     if root is None:
-        root = Root(identity, epoch, known.root.chain_seed)
+        root = Root(identity, epoch)
         root.retired = True
         lineage.roots[identity, epoch] = root
     return root

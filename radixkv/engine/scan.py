@@ -38,7 +38,7 @@ class Contents(NamedTuple):
 
     @property
     def records(self) -> NDArray[np.int64]:
-        """A place of each, where tokens and hashes are."""
+        """A place of each, where its tokens are."""
         return np.where(self.device >= 0, self.device, self.host)
 
     @property

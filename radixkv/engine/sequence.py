@@ -29,7 +29,6 @@ class Sequence(Struct, eq=False):
             source of copy_rows.
         source, source_node: the page whose rows are still to be copied into ``pages[published]``, -1: none. It is
             held by the path (depth > published), by a second pin (source_node) or by a counted hold.
-        chain: chain hash of the last published page, if known.
         retain: the priorities of the pages that it lets go of.
         since_s: running time when it was made, as of the last tick.
         load, loading: the copy that fills part of the page table, and which entries; until it has ended they are
@@ -52,7 +51,6 @@ class Sequence(Struct, eq=False):
     shadows: frozenset[int] = frozenset()
     source: int = -1
     source_node: Node | None = None
-    chain: bytes | None = None
     retain: tuple[Retain, ...] = ()
     since_s: float = 0.0
     load: Copying | None = None

@@ -15,7 +15,6 @@ from typing import Generic
 
 from radixkv.errors import BrokenInvariant
 from radixkv.evictor.policy import R, Rank
-from radixkv.types import PAGE_ID_BYTES
 
 
 class Leaves(Generic[R]):
@@ -115,6 +114,6 @@ class OneQueue(LeafFirst[R]):
     def victim(self, pages: int) -> R:
         leaf = self._leaves.first()
         assert leaf is not None
-        if len(leaf.pages) <= pages * PAGE_ID_BYTES:
+        if leaf.page_count <= pages:
             self.remove(leaf)
         return leaf

@@ -24,7 +24,6 @@ from typing import ClassVar, Generic
 from radixkv.errors import BrokenInvariant
 from radixkv.evictor.leaves import Leaves
 from radixkv.evictor.policy import R
-from radixkv.types import HASH_BYTES
 
 
 class LRU(Generic[R]):
@@ -64,7 +63,7 @@ class LRU(Generic[R]):
     def victim(self, pages: int) -> R:
         leaf = self.first()
         assert leaf is not None
-        if len(leaf.hashes) <= pages * HASH_BYTES:
+        if leaf.page_count <= pages:
             self.remove(leaf)
         return leaf
 

@@ -38,11 +38,14 @@ class Run(Protocol):
 
     @property
     def pages(self) -> bytes | bytearray:
-        """Packed page ids."""
+        """Packed page ids on the device; empty: on the host tier alone."""
 
     @property
-    def hashes(self) -> bytes | bytearray:
-        """Packed chain hashes, one a page."""
+    def page_count(self) -> int: ...
+
+    @property
+    def tokens(self) -> bytes | bytearray:
+        """Packed tokens of all its pages; none of a root."""
 
     @property
     def parent(self) -> Self | None: ...

@@ -23,7 +23,6 @@ from radixkv.errors import BrokenInvariant
 from radixkv.evictor.leaves import Leaves
 from radixkv.evictor.lru import LRU
 from radixkv.evictor.policy import Mark, R, Rank
-from radixkv.types import HASH_BYTES
 
 DEFAULT, PIN = 50, 100
 NEVER = 2**62
@@ -72,7 +71,7 @@ class Priorities(Generic[R]):
     def victim(self, pages: int) -> R:
         leaf = self.first()
         assert leaf is not None
-        count = _pages(leaf)
+        count = leaf.page_count
         if leaf in self._pinned:
             self.pins_given_up += min(pages, count)
         if count <= pages:
@@ -117,7 +116,7 @@ class Priorities(Generic[R]):
 
     @property
     def pinned_pages(self) -> int:
-        return sum(map(_pages, self._pinned))
+        return sum(run.page_count for run in self._pinned)
 
     def pins(self, run: R) -> bool:
         return run in self._pinned
@@ -136,9 +135,9 @@ class Priorities(Generic[R]):
             run.mark = ()
             return
         if priority == PIN:
-            if self._has_room_for(_pages(run)):
+            if self._has_room_for(run.page_count):
                 self._pinned[run] = None
-                self._most_pinned += _pages(run)
+                self._most_pinned += run.page_count
             else:
                 run.mark = (PIN - 1, ends)
         if ends != NEVER:
@@ -148,7 +147,7 @@ class Priorities(Generic[R]):
         self._ending.discard(run)
         if run in self._pinned:
             del self._pinned[run]
-            self._most_pinned -= _pages(run)
+            self._most_pinned -= run.page_count
 
     def _file(self, run: R) -> None:
         if run.mark:
@@ -212,10 +211,6 @@ class Priorities(Generic[R]):
             raise BrokenInvariant("I24", "what is pinned and what is counted as pinned differ")
         if not self.pinned_pages <= self._most_pinned <= self._pin_limit:
             raise BrokenInvariant("I24", f"{self.pinned_pages} pages are pinned, at most {self._pin_limit} may be")
-
-
-def _pages(run: R) -> int:
-    return len(run.hashes) // HASH_BYTES
 
 
 def _rank(run: R) -> Rank:

@@ -8,7 +8,8 @@ From the main queue the oldest leaves; used, it goes back to the end, its count 
 What a tree changes: only leaves leave. A second chance is given to the leaf and the pages before it, as far as they
 have the same mark and no branch. What came in with one path stays together: its first new page asks the ghost for all.
 Time in the small queue is counted in pages that came after, which for a FIFO is its length, without any size to keep.
-The ghost is a table of 8 bytes a page of the pool: a hash evicted later takes the place of one before it.
+The ghost is a table of 8 bytes a page of the pool: a page evicted later takes the place of one before it. It goes by
+a hash of all tokens up to the end of a page, made when a page leaves or comes: nothing else needs one.
 
 Mark: ``(queue, entry, frequency)``, ranked by entry. Second chances are paid for by uses; one question passes over no
 more than ``CHANCES`` leaves and takes the next as if it had not been used, so that no answer takes long.
@@ -16,13 +17,14 @@ more than ``CHANCES`` leaves and takes the next as if it had not been used, so t
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
 from typing import ClassVar
 
-import numpy as np
+from xxhash import xxh3_64
 
 from radixkv.evictor.leaves import LeafFirst, Leaves
 from radixkv.evictor.policy import Mark, R, Rank
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES
 
 SMALL, MAIN = 0, 1
 STAYS_AT = (1, 0)
@@ -34,10 +36,12 @@ CHANCES = 32
 class S3FIFO(LeafFirst[R]):
     counts_uses: ClassVar[bool] = True
 
-    def __init__(self, pool_pages: int) -> None:
+    def __init__(self, pool_pages: int, seed_of: Callable[[R], int]) -> None:
+        """``seed_of`` gives each root a number of its own: the same tokens elsewhere are other pages."""
         super().__init__()
+        self._seed_of = seed_of
         self._queues: tuple[Leaves[R], Leaves[R]] = (Leaves(), Leaves())
-        self._ghost = np.zeros(pool_pages, np.uint64)
+        self._ghost = array("Q", bytes(8 * pool_pages))
         self._small_pages = max(1, pool_pages // 10)
         self._came = 0
         """Pages that have entered the small queue, ever."""
@@ -73,9 +77,10 @@ class S3FIFO(LeafFirst[R]):
             leaf = self._next()
             queue, _, frequency = leaf.mark
         if queue == SMALL:
-            tags = self._tags(leaf.hashes[-pages * HASH_BYTES :])[::-1]
-            self._ghost[tags % len(self._ghost)] = tags
-        if len(leaf.pages) <= pages * PAGE_ID_BYTES:
+            whole = leaf.page_count
+            for tag in reversed(self._tags(leaf, max(0, whole - pages), whole)):
+                self._ghost[tag % len(self._ghost)] = tag
+        if leaf.page_count <= pages:
             self.remove(leaf)
         return leaf
 
@@ -89,10 +94,10 @@ class S3FIFO(LeafFirst[R]):
 
     def _enter(self, new: list[R]) -> Mark:
         """The first mark of runs that have come in together, leaf to root."""
-        (tag,) = self._tags(new[-1].hashes[:HASH_BYTES])
-        if self._ghost[int(tag) % len(self._ghost)] == tag:
+        (tag,) = self._tags(new[-1], 0, 1)
+        if self._ghost[tag % len(self._ghost)] == tag:
             return self._main_mark(0)
-        self._came += sum(len(run.pages) for run in new) // PAGE_ID_BYTES
+        self._came += sum(run.page_count for run in new)
         return (SMALL, self._came, 0)
 
     def _main_mark(self, frequency: int) -> Mark:
@@ -114,7 +119,20 @@ class S3FIFO(LeafFirst[R]):
     def _queue(self, run: R) -> tuple[Leaves[R], Rank]:
         return self._queues[run.mark[0]], run.mark[1:2]
 
-    @staticmethod
-    def _tags(hashes: bytes | bytearray) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-        """The first 8 bytes of each chain hash."""
-        return np.frombuffer(bytes(hashes), np.uint64)[:: HASH_BYTES // 8]
+    def _tags(self, run: R, begin: int, end: int) -> list[int]:
+        """What the ghost knows pages ``begin`` to ``end`` (not with it) of ``run`` by: xxh3_64 of all tokens up to the
+        end of each."""
+        above, root = [], run
+        while root.parent is not None:
+            root = root.parent
+            above.append(root.tokens)
+        hasher = xxh3_64(seed=self._seed_of(root))
+        for tokens in reversed(above):
+            hasher.update(tokens)
+        size = len(run.tokens) // run.page_count
+        hasher.update(run.tokens[: begin * size])
+        tags = []
+        for page in range(begin, end):
+            hasher.update(run.tokens[page * size : (page + 1) * size])
+            tags.append(hasher.intdigest())
+        return tags

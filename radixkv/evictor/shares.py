@@ -20,7 +20,6 @@ from typing import ClassVar, Generic
 from radixkv.errors import BrokenInvariant
 from radixkv.evictor.lru import LRU
 from radixkv.evictor.policy import R
-from radixkv.types import HASH_BYTES
 
 NOBODY = -1
 
@@ -91,7 +90,7 @@ class Shares(Generic[R]):
         space = known[0] if known else self._space_of(run)
         self._last = run
         self._orders.setdefault(space, LRU()).add(run)
-        self._count(run, space, _pages(run))
+        self._count(run, space, run.page_count)
 
     def remove(self, run: R) -> None:
         space = self._runs[run][0]
@@ -101,7 +100,7 @@ class Shares(Generic[R]):
     def resized(self, run: R) -> None:
         """A run may have been cut at its beginning, without having been taken out."""
         if run in self._runs:
-            self._count(run, self._runs[run][0], _pages(run))
+            self._count(run, self._runs[run][0], run.page_count)
 
     def victim_for(self, space: int, pages: int) -> tuple[R, int]:
         """The leaf of which next pages go, so that a namespace can have ``pages`` more; and how many of them."""
@@ -125,11 +124,11 @@ class Shares(Generic[R]):
 
     def _take(self, space: int, pages: int) -> tuple[R, int]:
         leaf = self._orders[space].victim(pages)
-        count = min(pages, _pages(leaf))
-        if count == _pages(leaf):
+        count = min(pages, leaf.page_count)
+        if count == leaf.page_count:
             self._forget(leaf)
         else:
-            self._count(leaf, space, _pages(leaf) - count)
+            self._count(leaf, space, leaf.page_count - count)
         return leaf, count
 
     def _count(self, run: R, space: int, pages: int) -> None:
@@ -151,7 +150,7 @@ class Shares(Generic[R]):
             order.check()
         counted: Counter[int] = Counter()
         for run in self:
-            counted[self._space_of(run)] += _pages(run)
+            counted[self._space_of(run)] += run.page_count
         if +counted != +self.idle:
             raise BrokenInvariant("I24", f"idle pages by namespace {+self.idle}, counted {+counted}")
         owned = Counter(space for space in self._owners if space != NOBODY)
@@ -163,7 +162,3 @@ class Shares(Generic[R]):
 
     def __iter__(self) -> Iterator[R]:
         yield from merge(*self._orders.values(), key=lambda run: run.stamp)
-
-
-def _pages(run: R) -> int:
-    return len(run.hashes) // HASH_BYTES

@@ -226,7 +226,7 @@ def _measure(write: Write) -> tuple[int, int] | None:
     """Places and bytes; None: it does not matter to routers."""
     match write:
         case Publish():
-            pages, more = write.pages, len(write.hashes) + len(write.tokens)
+            pages, more = write.pages, len(write.tokens)
         case Assign() | Retire():
             pages, more = write.pages, 0
         case Copied():

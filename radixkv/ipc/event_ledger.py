@@ -3,6 +3,7 @@
 A fold: ``Ledger.fold`` takes the writes of the engine in their order and says what each means to somebody who only
 knows which blocks can be found. Nothing else is asked, so it can be done long after the reply has left. The ledger
 remembers of each place what the descriptor table says of it, so that it can also tell everything from the beginning.
+Blocks get their names here (``hashing.py``): the engine has none for them.
 
 ::
 
@@ -28,7 +29,8 @@ from numpy.typing import NDArray
 
 from radixkv.commands import Assign, Copied, NamespaceRecord, Publish, Retire, Write
 from radixkv.config import PoolConfig
-from radixkv.image import NO_PAGE, TableImage
+from radixkv.hashing import chain, namespace_root
+from radixkv.image import NO_PAGE, NamespaceImage, TableImage
 from radixkv.ipc.event_telling import NO_PARENT, Contents, Places, Telling, runs_of
 from radixkv.types import HASH_BYTES, TOKEN_BYTES
 
@@ -71,8 +73,16 @@ Slice = list[Event]
 """What a bounded piece of work has found to tell, in its order. May be nothing."""
 
 
-_Names = dict[int, tuple[int, bytes]]
-"""Epoch and canonical bytes by namespace id."""
+class Space(NamedTuple):
+    """A namespace. ``seed`` stands where the chain hash before a first block would be."""
+
+    epoch: int
+    canonical: bytes
+    seed: bytes
+
+
+_Spaces = dict[int, Space]
+"""By namespace id."""
 
 
 class Ledger:
@@ -95,7 +105,7 @@ class Ledger:
         """Epoch and namespace id."""
         self._contents = Contents(places, self._token_bytes)
         self._serial = 0
-        self._names: _Names = {}
+        self._spaces: _Spaces = {}
         self._dead: list[int] = []
         """Scopes of which nothing is found any more: what is left of them is swept out, from ``_swept`` on."""
         self._dying: list[int] = []
@@ -106,12 +116,13 @@ class Ledger:
     def restore(self, image: TableImage, cached: NDArray[Any]) -> None:
         """Begin with what a table says after a restart. ``cached``: bool, of each place. Contents of earlier epochs are
         never found again."""
-        self._names = {name.id: (name.epoch, name.canonical) for name in image.names}
+        for name in image.names:
+            self._spaces[name.id] = _space(name)
         scopes = image.epochs.astype(np.uint64) << np.uint64(32) | image.namespaces
-        current = [np.uint64(name.epoch << 32 | name.id) for name in image.names]
+        seeds = {space.epoch << 32 | identity: space.seed for identity, space in self._spaces.items()}
         self._scopes[:] = scopes
-        self._stored[:] = cached & np.isin(scopes, current)
-        self._contents.restore(image)
+        self._stored[:] = cached & np.isin(scopes, np.array(list(seeds), np.uint64))
+        self._contents.restore(image, np.flatnonzero(self._stored), scopes, seeds)
         self._serial = int(image.serials.max(initial=0))
 
     # -- one write ------------------------------------------------------------------------------------------------
@@ -135,15 +146,18 @@ class Ledger:
     def _publish(self, write: Publish) -> Iterator[Slice]:
         if write.shadow:
             return
-        parent, at = write.parent if write.parent_page != NO_PAGE else b"", 0
+        parent, at = b"", 0
+        if write.parent_page != NO_PAGE:
+            parent = self._contents.chains[write.parent_page].tobytes()
         for places in self._pieces(write.pages, self._most):
-            hashes = write.hashes[at * HASH_BYTES : (at + len(places)) * HASH_BYTES]
+            space = self._spaces[int(self._scopes[places[0]]) & _ID_MASK]
             tokens = write.tokens[at * self._token_bytes : (at + len(places)) * self._token_bytes]
+            hashes = chain(parent or space.seed, tokens, self._token_bytes)
             self._contents.put(places, (parent or NO_PARENT) + hashes[:-HASH_BYTES], hashes, tokens)
             self._contents.serials[places] = np.arange(self._serial + 1, self._serial + 1 + len(places), dtype="u8")
             self._serial += len(places)
             self._stored[places] = True
-            yield [Stored(DEVICE, parent, hashes, tokens, _name(self._names, int(self._scopes[places[0]])))]
+            yield [Stored(DEVICE, parent, hashes, tokens, space.canonical)]
             parent, at = hashes[-HASH_BYTES:], at + len(places)
 
     def _copied(self, write: Copied) -> Iterator[Slice]:
@@ -160,14 +174,14 @@ class Ledger:
             upper = targets < self._device_pages
             events: Slice = []
             for tier, places in ((DEVICE, targets[upper]), (HOST, targets[~upper])):
-                events += self._told(tier, self._contents.of(places), self._scopes[places], self._names)
+                events += self._told(tier, self._contents.of(places), self._scopes[places], self._spaces)
             yield events
 
     def _renew(self, write: NamespaceRecord) -> Iterator[Slice]:
-        epoch, _ = self._names.get(write.namespace, (write.epoch, b""))
-        self._names[write.namespace] = write.epoch, write.canonical
-        if epoch != write.epoch:
-            (self._dying if self._swept else self._dead).append(epoch << 32 | write.namespace)
+        before = self._spaces.get(write.namespace)
+        self._spaces[write.namespace] = _space(write)
+        if before is not None and before.epoch != write.epoch:
+            (self._dying if self._swept else self._dead).append(before.epoch << 32 | write.namespace)
         return iter(())
 
     def _pieces(self, packed: bytes, most: int) -> Iterator[Places]:
@@ -222,7 +236,7 @@ class Ledger:
 
         Contents are looked up when it is their turn, and kept aside when they leave before.
         """
-        names = dict(self._names)
+        spaces = dict(self._spaces)
         telling = Telling(self._stored.copy(), self._contents, self._scopes, self._gone_scopes())
         self._tellings.append(telling)
         try:
@@ -231,11 +245,11 @@ class Ledger:
                 for looked, places in telling.in_order(first, end, self._sizes.sorted, self._most):
                     self.looked += looked
                     contents, scopes = telling.take(places)
-                    yield self._told(tier, contents, scopes, names)
+                    yield self._told(tier, contents, scopes, spaces)
         finally:
             self._tellings.remove(telling)
 
-    def _told(self, tier: str, contents: NDArray[Any], scopes: NDArray[Any], names: _Names) -> Slice:
+    def _told(self, tier: str, contents: NDArray[Any], scopes: NDArray[Any], spaces: _Spaces) -> Slice:
         """One event for each run of blocks that follow one another. No more blocks than ``_most``."""
         return [
             Stored(
@@ -243,7 +257,7 @@ class Ledger:
                 b"" if (parent := part["parent"][0].tobytes()) == NO_PARENT else parent,
                 part["chain"].tobytes(),
                 part["tokens"].tobytes(),
-                _name(names, int(scopes[at])),
+                spaces[int(scopes[at]) & _ID_MASK].canonical,
             )
             for at, part in runs_of(contents)
         ]
@@ -259,8 +273,12 @@ _FOLDS: dict[type, Callable[[Ledger, Any], Iterator[Slice]]] = {
 """What matters to routers; all other writes do not."""
 
 
-def _name(names: _Names, scope: int) -> bytes:
-    return names.get(scope & 0xFFFFFFFF, (0, b""))[1]
+_ID_MASK = 0xFFFFFFFF
+"""The lower half of a scope."""
+
+
+def _space(of: NamespaceRecord | NamespaceImage) -> Space:
+    return Space(of.epoch, of.canonical, namespace_root(of.canonical, of.invalidations))
 
 
 def _places(packed: bytes) -> Places:

@@ -9,13 +9,14 @@ Sorting is done in slices as well: parts of the table are sorted one by one, the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.hashing import page_hash, pages_of
 from radixkv.image import TableImage
 from radixkv.types import HASH_BYTES
 
@@ -32,6 +33,7 @@ class Contents:
     def __init__(self, places: int, token_bytes: int) -> None:
         fields = [("parent", _HASH), ("chain", _HASH), ("tokens", f"V{token_bytes}")]
         self._rows: NDArray[Any] = np.zeros(places, fields)
+        self._token_bytes = token_bytes
         self.serials: NDArray[Any] = np.zeros(places, np.uint64)
 
     @property
@@ -39,13 +41,25 @@ class Contents:
         chains: NDArray[Any] = self._rows["chain"]
         return chains
 
-    def restore(self, image: TableImage) -> None:
+    def restore(self, image: TableImage, places: Places, scopes: NDArray[Any], seeds: Mapping[int, bytes]) -> None:
+        """What a table has in these places, of each also what comes before it. They are named anew:
+        ``seeds``, by scope, stand in for the hash before the first."""
         rows = self._rows
-        rows["parent"] = image.seeds.view(_HASH).reshape(-1)
-        rows["parent"][image.parent_serials == 0] = np.void(NO_PARENT)
-        rows["chain"] = image.chains.view(_HASH).reshape(-1)
         rows["tokens"] = image.tokens.view(rows.dtype["tokens"]).reshape(-1)
         self.serials[:] = image.serials
+        serials, firsts, entries = np.unique(image.serials[places], return_index=True, return_inverse=True)
+        records = places[firsts]
+        before = image.parent_serials[records]
+        at = np.where(before == 0, -1, np.searchsorted(serials, before)).tolist()
+        tokens = pages_of(rows["tokens"][records].tobytes(), self._token_bytes)
+        parents: list[bytes] = []
+        chains: list[bytes] = []
+        for above, scope, page in zip(at, scopes[records].tolist(), tokens, strict=True):
+            parent = seeds[scope] if above < 0 else chains[above]
+            parents.append(NO_PARENT if above < 0 else parent)
+            chains.append(page_hash(parent, page))
+        rows["parent"][places] = np.frombuffer(b"".join(parents), _HASH)[entries]
+        rows["chain"][places] = np.frombuffer(b"".join(chains), _HASH)[entries]
 
     def put(self, places: Places, parents: bytes, hashes: bytes, tokens: bytes) -> None:
         rows = self._rows

@@ -27,10 +27,9 @@ Exact page-granular LRU rests on four rules, see ``evictor/lru.py``.
 from __future__ import annotations
 
 from radixkv.errors import BrokenInvariant
-from radixkv.hashing import last
 from radixkv.tree.node import Node, Root
 from radixkv.tree.walk import Match, walk, walk_host
-from radixkv.types import HASH_BYTES, PAGE_ID_BYTES, TOKEN_BYTES
+from radixkv.types import PAGE_ID_BYTES, TOKEN_BYTES
 
 MERGE_FANOUT = 16
 """A node with more children is not merged into its parent: all of them would have to be told."""
@@ -80,17 +79,6 @@ class PrefixTree:
             pages -= here
             node = _above(node)
         return sole
-
-    def chain_hash(self, node: Node, back: int) -> bytes:
-        """Chain hash ``back`` pages before the end of the path that ends in ``node``."""
-        while back >= node.page_count and node.parent is not None:
-            back -= node.page_count
-            node = node.parent
-        if isinstance(node, Root):
-            return node.chain_seed
-        if back == 0:
-            return last(node.hashes)
-        return bytes(node.hashes[-(back + 1) * HASH_BYTES : -back * HASH_BYTES])
 
     def path(self, node: Node, above: Node | None = None) -> list[Node]:
         """The nodes of the path that ends in ``node`` and begins below ``above`` (or a root), leaf to root."""
@@ -205,30 +193,30 @@ class PrefixTree:
 
     # -- growing and shrinking ----------------------------------------------------------------------------------
 
-    def grow(self, node: Node, tokens: bytes, pages: bytes, hashes: bytes) -> Node:
+    def grow(self, node: Node, tokens: bytes, pages: bytes) -> Node:
         """Add pages at the end of a held path that no child continues in the same way.
 
         The holder of the path (exactly one of those who hold ``node``) holds the new pages too. Returns the last node.
         """
         self.cached_pages += len(pages) // PAGE_ID_BYTES
         if node.holders == 1 and not (node.children or node.mark or node.host) and node.parent is not None:
-            node.append(tokens, pages, hashes)
+            node.append(tokens, pages)
             return node
-        child = Node(node, tokens, pages, hashes)
+        child = Node(node, tokens, pages)
         child.holders = 1
         self._hang(node, child)
         self.nodes += 1
         return child
 
-    def restore(self, parent: Node, tokens: bytes, ids: tuple[bytes, bytes], hashes: bytes) -> Node | None:
+    def restore(self, parent: Node, tokens: bytes, pages: bytes, host: bytes) -> Node | None:
         """Add pages that nobody holds, found after a restart, with their ids on the device and in the host tier.
 
         None if another child begins with the same page.
         """
         if parent.children is not None and tokens[: self.page_token_bytes] in parent.children:
             return None
-        child = Node(parent, tokens, ids[0], hashes)
-        child.host = ids[1]
+        child = Node(parent, tokens, pages)
+        child.host = host
         self._hang(parent, child)
         self.nodes += 1
         self.cached_pages += len(child.pages) // PAGE_ID_BYTES
@@ -243,7 +231,7 @@ class PrefixTree:
         if leaf.holders or leaf.children:
             raise BrokenInvariant("I7", "only a leaf that nobody holds can be evicted")
         packed = leaf.pages
-        have = len(leaf.hashes) // HASH_BYTES
+        have = leaf.page_count
         taken = min(have, pages)
         if packed:
             self.cached_pages -= taken
@@ -264,8 +252,8 @@ class PrefixTree:
 
     def cut(self, node: Node, keep: int) -> Node:
         """Cut an idle run after its first ``keep`` pages; it stays this object. Returns the new tail."""
-        tokens, ids, hashes = keep * self.page_token_bytes, keep * PAGE_ID_BYTES, keep * HASH_BYTES
-        tail = Node(node, bytes(node.tokens[tokens:]), bytes(node.pages[ids:]), bytes(node.hashes[hashes:]))
+        tokens, ids = keep * self.page_token_bytes, keep * PAGE_ID_BYTES
+        tail = Node(node, bytes(node.tokens[tokens:]), bytes(node.pages[ids:]))
         tail.host = bytes(node.host[ids:])
         tail.stamp, tail.mark = node.stamp, node.mark
         tail.children = node.children
@@ -298,7 +286,7 @@ class PrefixTree:
             return None
         if below.stamp != node.stamp or below.mark != node.mark:
             return None
-        node.append(below.tokens, b"", below.hashes)
+        node.append(below.tokens, b"")
         node.host = bytes(node.host + below.host)
         self._adopt(node, below)
         below.parent = below.children = None
@@ -326,9 +314,9 @@ class PrefixTree:
 
     def _split(self, node: Node, pages: int) -> Node:
         """Cut ``node`` after its first ``pages`` pages. The tail stays this object; returns the new head."""
-        tokens, ids, hashes = pages * self.page_token_bytes, pages * PAGE_ID_BYTES, pages * HASH_BYTES
+        tokens, ids = pages * self.page_token_bytes, pages * PAGE_ID_BYTES
         parent = _above(node)
-        head = Node(parent, bytes(node.tokens[:tokens]), bytes(node.pages[:ids]), bytes(node.hashes[:hashes]))
+        head = Node(parent, bytes(node.tokens[:tokens]), bytes(node.pages[:ids]))
         head.holders = node.holders
         head.stamp = node.stamp
         head.mark = node.mark
@@ -337,7 +325,6 @@ class PrefixTree:
         self._hang(parent, head)
         node.tokens = bytes(node.tokens[tokens:])
         node.pages = bytes(node.pages[ids:])
-        node.hashes = bytes(node.hashes[hashes:])
         node.parent = head
         self._hang(head, node)
         self.nodes += 1
@@ -363,11 +350,7 @@ class PrefixTree:
         top, lower = run[-1], run[-2::-1]
         if not lower:
             return top
-        top.append(
-            b"".join([node.tokens for node in lower]),
-            b"".join([node.pages for node in lower]),
-            b"".join([node.hashes for node in lower]),
-        )
+        top.append(b"".join([node.tokens for node in lower]), b"".join([node.pages for node in lower]))
         if top.host:
             top.host = b"".join([top.host, *(node.host for node in lower)])
         self._adopt(top, run[0])

@@ -68,9 +68,9 @@ class Listener(Router):
             self._believe(sequence, batch)
 
     def _believe(self, sequence: int, batch: bytes) -> None:
-        """Also behind a hole, which is counted."""
+        """Also behind a hole, which is counted; behind one, blocks may go of which it has never heard."""
         if sequence > self.last:
             if sequence != self.last + 1:
                 self.holes += 1
                 self.last = sequence - 1
-            assert self.take(sequence, batch) and not self.unknown
+            assert self.take(sequence, batch) and (self.holes or not self.unknown)

@@ -26,7 +26,6 @@ from radixkv.commands import (
 )
 from radixkv.daemon.agenda import TICK_S
 from radixkv.device.descriptors import CACHED, FREE, PRIVATE, check_of
-from radixkv.hashing import chain, namespace_root
 from radixkv.ipc import wire
 from radixkv.version import VERSION
 from tests.integration.raw import tokens
@@ -64,9 +63,7 @@ def test_what_a_reply_tells_of_is_in_the_descriptor_table_when_it_arrives(worker
     record = table.records[pages]
     assert record["state"].tolist() == [CACHED, CACHED, PRIVATE]
     assert record["tokens"][:2].astype("<u4").tobytes() == prompt[:32]
-    hashes = chain(namespace_root(b"ns", 0), prompt[:32], PAGE_BYTES)
-    assert record["chain"][:2].tobytes() == hashes
-    assert record["parent"][:2].tobytes() == namespace_root(b"ns", 0) + hashes[:16]
+    assert record["serial"][:2].tolist() == [1, 2] and record["parent_serial"][:2].tolist() == [0, 1]
     assert (record["check"] == check_of(record)).all()
     assert [entry.canonical for entry in table.namespaces()] == [b"ns"]
     assert table.session(worker.welcome.slot) == (worker.welcome.session, worker.welcome.epoch, worker.welcome.token)

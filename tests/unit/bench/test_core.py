@@ -79,7 +79,7 @@ def root_of(core: Core) -> Root:
     return namespace.root
 
 
-def shape(core: Core) -> list[tuple[bytes, bytes, int, int]]:
-    """Every leaf in the order of eviction: tokens, chain hash, holders, place."""
+def shape(core: Core) -> list[tuple[bytes, int, int]]:
+    """Every leaf in the order of eviction: tokens, holders, place."""
     leaves = (root_of(core).children or {}).values()
-    return [(bytes(leaf.tokens), bytes(leaf.hashes), leaf.holders, leaf.stamp) for leaf in leaves]
+    return [(bytes(leaf.tokens), leaf.holders, leaf.stamp) for leaf in leaves]

@@ -28,7 +28,6 @@ from radixkv.device.descriptors import (
 from radixkv.device.pool_memory import PoolMemory
 from radixkv.device.writer import TableWriter, apply_all
 from radixkv.errors import VersionMismatch
-from radixkv.hashing import chain
 
 PAGES = 64
 GEOMETRY = Geometry("default", "c" * 32, PAGES, 4, 3, 5)
@@ -50,9 +49,8 @@ def packed(pages) -> bytes:
 
 def published(pages, *, shadow: bool = False) -> Publish:
     pages = list(pages)
-    parent = bytes(range(16))
     tokens = b"".join(struct.pack("<4I", page, page + 1, 7, 2**32 - 1) for page in pages)
-    return Publish("default", packed(pages), shadow, parent, chain(parent, tokens, TOKEN_BYTES), tokens)
+    return Publish("default", packed(pages), shadow, tokens)
 
 
 def test_a_new_table_is_empty(table) -> None:
@@ -91,8 +89,6 @@ def test_a_page_from_assign_to_retire(table, count: int) -> None:
     chosen = record[pages]
     assert (chosen["state"] == CACHED).all()
     assert chosen["tokens"].astype("<u4").tobytes() == write.tokens
-    assert chosen["chain"].tobytes() == write.hashes
-    assert chosen["parent"].tobytes() == write.parent + write.hashes[:-16]
     assert (chosen["check"] == check_of(chosen)).all()
 
     writer.apply(Stamp("default", packed(pages), 2**63))
@@ -146,10 +142,9 @@ def test_contents_have_serials_and_name_the_one_before_them(table, count: int) -
     writer, reader = table
     pages = list(range(5, 5 + count))
     writer.apply(Assign("default", packed([2, *pages]), 1, 1, 1))
-    first = published([2])
-    writer.apply(first)
+    writer.apply(published([2]))
     write = published(pages)
-    writer.apply(Publish("default", write.pages, False, first.hashes, write.hashes, write.tokens, 2))
+    writer.apply(Publish("default", write.pages, False, write.tokens, 2))
     records = reader.records
     assert (records[2]["serial"], records[2]["parent_serial"]) == (1, 0)
     assert records[pages]["serial"].tolist() == list(range(2, 2 + count))
@@ -204,7 +199,7 @@ def test_shadows_carry_their_check(table) -> None:
     assert (reader.records[[3, 5]]["check"] == check_of(reader.records[[3, 5]])).all()
 
 
-@pytest.mark.parametrize("field", ["generation", "namespace", "epoch", "state", "chain"])
+@pytest.mark.parametrize("field", ["generation", "namespace", "epoch", "state", "serial", "parent_serial"])
 def test_a_check_notices_a_changed_field(table, field: str) -> None:
     writer, reader = table
     writer.apply(Assign("default", packed([3]), 1, 1, 1))
@@ -232,15 +227,12 @@ def test_many_at_once_are_the_same_bytes_as_one_by_one(groups: list[list[int]], 
             joined.apply(whole)
             joined.apply(Stamp("default", packed(pages), stamp))
             for index, page in enumerate(pages):
-                parent = whole.parent if index == 0 else whole.hashes[16 * index - 16 : 16 * index]
                 single.apply(Assign("default", packed([page]), assign.owner, assign.namespace, assign.epoch))
                 single.apply(
                     Publish(
                         "default",
                         packed([page]),
                         whole.shadow,
-                        parent,
-                        whole.hashes[16 * index : 16 * index + 16],
                         whole.tokens[TOKEN_BYTES * index : TOKEN_BYTES * (index + 1)],
                         pages[index - 1] if index else whole.parent_page,
                     )

@@ -9,7 +9,6 @@ from radixkv.allocator.page_states import CACHED, FREE, LOAD, LOADED, LOADING, S
 from radixkv.commands import Retire, Stamp
 from radixkv.config import KVSpec, PoolConfig
 from radixkv.engine.host import Copying, CopyRun, HostTier
-from radixkv.hashing import chain
 from radixkv.tree.node import Root
 from radixkv.tree.prefix_tree import PrefixTree
 
@@ -26,14 +25,13 @@ class Tier:
         self.emptied = []
         self.tree = PrefixTree(1)
         self.host = HostTier(self.tree, self.emptied.append, config)
-        self.root = Root(0, 1, bytes(16))
+        self.root = Root(0, 1)
         self.device = 0
 
     def _add(self, word, parent, stamp, ids):
         above = parent or self.root
-        seed = above.chain_seed if above is self.root else bytes(above.hashes[-16:])
         tokens = pack_tokens([ord(letter) for letter in word])
-        node = self.tree.restore(above, tokens, ids, chain(seed, tokens, 4))
+        node = self.tree.restore(above, tokens, *ids)
         node.stamp = stamp
         return node
 

@@ -200,7 +200,7 @@ def a_path_is_shorter_than_believed(world):
 
 @breaks("I2", "pins a path of another namespace")
 def a_sequence_changes_its_namespace(world):
-    world.twin.root = Root(0, 99, b"s" * 16)
+    world.twin.root = Root(0, 99)
 
 
 @breaks("I2", "hold it")
@@ -254,17 +254,12 @@ def the_tree_bites_its_tail(world):
 
 @breaks("I9", "a node without pages")
 def a_node_is_empty(world):
-    world.idle.tokens = world.idle.pages = world.idle.hashes = b""
+    world.idle.tokens = world.idle.pages = b""
 
 
 @breaks("I9", "tokens and pages differ")
 def a_node_lacks_a_pages_tokens(world):
     world.idle.tokens = world.idle.tokens[:-16]
-
-
-@breaks("I9", "hashes and pages differ")
-def a_node_lacks_a_hash(world):
-    world.idle.hashes = world.idle.hashes[:-16]
 
 
 @breaks("I9", "filed under another key")
@@ -286,11 +281,6 @@ def a_root_is_held(world):
 @breaks("I7", "held more often than its ancestor")
 def a_child_is_held_more_than_its_parent(world):
     world.first.node.holders += 5
-
-
-@breaks("I6", "a chain hash is not its tokens'")
-def a_hash_is_another(world):
-    world.idle.hashes = b"h" * len(world.idle.hashes)
 
 
 @breaks("I5", "visible without being complete")

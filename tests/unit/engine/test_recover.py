@@ -19,7 +19,6 @@ from radixkv.config import Config, KVSpec, Limits, PoolConfig, ServerConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.invariants import check
 from radixkv.engine.recover import recover
-from radixkv.hashing import chain
 
 FAR = 1e9
 PAGES = 12
@@ -159,8 +158,7 @@ def test_a_page_whose_parent_has_become_another_is_not_hung_below_it() -> None:
     root = world.engine.pools["p"].namespaces.find(b"n").root  # type: ignore[union-attr]
     parent, other = table[:1].tobytes(), pack_tokens(range(50, 54))
     world.tables.apply(commands.Assign("p", parent, 1, root.namespace, root.epoch))
-    hashes = chain(root.chain_seed, other, len(other))
-    world.tables.apply(commands.Publish("p", parent, False, root.chain_seed, hashes, other))
+    world.tables.apply(commands.Publish("p", parent, False, other))
     world.die()
     assert world.counts() == {"cached": 1, "free": PAGES - 1}
     assert world.lookup([*range(50, 54), *range(4, 8)]) == 4
@@ -602,9 +600,7 @@ def test_namespaces_are_compared_by_their_bytes_and_keep_their_invalidations() -
     world.die()
     after = world.engine.pools["p"].namespaces.find(b"n")
     assert before is not None and after is not None
-    assert (after.root.epoch, after.root.chain_seed, after.invalidations) == (
-        before.root.epoch, before.root.chain_seed, 1,
-    )  # fmt: skip
+    assert (after.root.epoch, after.invalidations) == (before.root.epoch, 1)
     found = world.engine.step(
         commands.Request(0, 0, 1, FAR, commands.Lookup("p", b"m", [pack_tokens(range(4))])), 0.0
     ).reply

@@ -11,8 +11,7 @@ import pytest
 
 from fuzz.model.packing import pack_tokens
 from fuzz.pairs.worker import NAMESPACE, Worker, code, counts, refused_for_pages, small_config, small_pair, workers
-from fuzz.weak import weak_hash
-from radixkv import commands, hashing
+from radixkv import commands
 from radixkv.engine.engine import Engine
 
 P = list(range(1, 13))
@@ -249,23 +248,21 @@ def test_the_same_content_three_times_in_one_sequence():
 # -- what may be compared --------------------------------------------------------------------------------------------
 
 
-def test_a_hash_that_collides_gives_no_wrong_hit():
-    with weak_hash():
-        engine = Engine(small_config(4096), "boot", "cache")
-        engine.step(commands.OpenSession(1, b"t" * 16, "w"), 0.0)
-        rng = random.Random(1)
-        prompts = {tuple(rng.randrange(50) for _ in range(4)) for _ in range(2000)}
-        stored, others = sorted(prompts)[:1000], sorted(prompts)[1000:]
-        for request, prompt in enumerate(stored):
-            body = commands.Reserve("a", request, NAMESPACE, pack_tokens(prompt))
-            engine.step(commands.Request(1, 1, 2 * request + 1, 1e9, body), 0.0)
-            step = commands.Step(commit=[commands.Commit(request, 4)])
-            engine.step(commands.Request(1, 1, 2 * request + 2, 1e9, step), 0.0)
-        asked = [pack_tokens(prompt) for prompt in (*stored, *others)]
-        reply = engine.step(commands.Request(0, 0, 1, 1e9, commands.Lookup("a", NAMESPACE, asked)), 0.0).reply
-        assert reply.device_tokens == [4] * len(stored) + [0] * len(others)
-        for node in engine.pools["a"].namespaces.find(NAMESPACE).root.children.values():
-            assert bytes(node.hashes) == hashing.chain(b"", b"", 16) or len(set(node.hashes)) == 1
+def test_of_many_short_prompts_each_finds_its_own_page_alone():
+    """No hash stands for tokens anywhere, so none can collide: see also the import contracts of the core."""
+    engine = Engine(small_config(4096), "boot", "cache")
+    engine.step(commands.OpenSession(1, b"t" * 16, "w"), 0.0)
+    rng = random.Random(1)
+    prompts = {tuple(rng.randrange(50) for _ in range(4)) for _ in range(2000)}
+    stored, others = sorted(prompts)[:1000], sorted(prompts)[1000:]
+    for request, prompt in enumerate(stored):
+        body = commands.Reserve("a", request, NAMESPACE, pack_tokens(prompt))
+        engine.step(commands.Request(1, 1, 2 * request + 1, 1e9, body), 0.0)
+        step = commands.Step(commit=[commands.Commit(request, 4)])
+        engine.step(commands.Request(1, 1, 2 * request + 2, 1e9, step), 0.0)
+    asked = [pack_tokens(prompt) for prompt in (*stored, *others)]
+    reply = engine.step(commands.Request(0, 0, 1, 1e9, commands.Lookup("a", NAMESPACE, asked)), 0.0).reply
+    assert reply.device_tokens == [4] * len(stored) + [0] * len(others)
 
 
 def test_only_the_very_same_namespace_hits():

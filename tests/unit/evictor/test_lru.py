@@ -11,7 +11,7 @@ from radixkv.tree.node import Node
 
 def run(stamp, parent=None, pages=1):
     """Of pages of one token; a child has its stamp for a key."""
-    made = Node(parent, b"t" * 4 * pages, b"p" * 4 * pages, b"h" * 16 * pages)
+    made = Node(parent, b"t" * 4 * pages, b"p" * 4 * pages)
     made.stamp = stamp
     if parent is not None:
         parent.children = {**(parent.children or {}), bytes([stamp]): made}

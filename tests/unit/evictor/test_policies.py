@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages
 from radixkv.config import POLICIES
+from radixkv.engine.pool import scope_of
 from radixkv.errors import BrokenInvariant
 from radixkv.evictor import policies, s3fifo
-from radixkv.hashing import chain
 from radixkv.tree.node import Root
 from radixkv.tree.prefix_tree import PrefixTree
 
@@ -48,8 +48,8 @@ class Cache:
     def __init__(self, policy, pages):
         self.capacity = pages
         self.tree = PrefixTree(1)
-        self.order = policies.make(policy, pages)
-        self.root = Root(0, 1, bytes(16))
+        self.order = policies.make(policy, pages, scope_of)
+        self.root = Root(0, 1)
         self.free = list(range(pages))
         self.content = {}
         self.held = []
@@ -82,8 +82,7 @@ class Cache:
         if missing:
             new = [self.free.pop() for _ in missing]
             self.content.update((page, tuple(prompt[: len(pages) + n + 1])) for n, page in enumerate(new))
-            hashes = chain(self.tree.chain_hash(node, 0), pack_tokens(missing), 4)
-            node = self.tree.grow(node, pack_tokens(missing), pack_pages(new), hashes)
+            node = self.tree.grow(node, pack_tokens(missing), pack_pages(new))
         self.held.append((prompt, node))
         return len(pages)
 
@@ -269,6 +268,6 @@ def test_a_leaf_that_is_not_filed_is_a_broken_invariant(policy):
 
 
 def test_every_policy_has_a_name_and_no_other_name_has_one():
-    assert len({type(policies.make(name, 8)) for name in POLICIES}) == len(POLICIES)
+    assert len({type(policies.make(name, 8, scope_of)) for name in POLICIES}) == len(POLICIES)
     with pytest.raises(ValueError, match="clock"):
-        policies.make("clock", 8)
+        policies.make("clock", 8, scope_of)

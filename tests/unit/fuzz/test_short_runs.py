@@ -18,8 +18,7 @@ STEPS = {
     "two-tiers": 400,
     "recovery": 1600,
     "tiers-torn": 1000,
-    "events": 600,
-    "weak-hash": 800,
+    "events": 900,
     "simulator": 10_000,
 }
 

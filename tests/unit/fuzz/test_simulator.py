@@ -110,7 +110,7 @@ def test_a_kill_leaves_a_state_on_the_way_and_in_the_end_everything_has_been_see
     for seed in range(150):
         writer, reader = table()
         writer.apply(Assign("a", pages, 9, 0, 1))
-        write = Publish("a", pages, False, b"\1" * 16, bytes(range(64)), b"\5\0\0\0" * 4)
+        write = Publish("a", pages, False, b"\5\0\0\0" * 4)
         where = kill_during(random.Random(seed), {"a": writer}, lambda w=writer, p=write: w.apply(p))
         states = reader.records["state"][:4].tolist()
         assert set(states) <= {PRIVATE, CACHED} and states == sorted(states, reverse=True)

@@ -17,6 +17,7 @@ from radixkv import commands
 from radixkv.allocator.page_states import CACHED
 from radixkv.config import PoolConfig
 from radixkv.engine.recover import recover
+from radixkv.hashing import chain, namespace_root
 from radixkv.ipc.event_ledger import Cleared, Event, Ledger, Removed, Sizes, Slice, Stored
 from tests.unit.ipc.routing import Router
 
@@ -182,15 +183,28 @@ def test_who_stops_listening_costs_nothing() -> None:
     assert not ledger._tellings
 
 
+def test_what_an_invalidation_did_away_with_never_returns_under_its_name() -> None:
+    pool = PoolConfig(pages=8)
+    ledger, names = Ledger(pool), []
+    for epoch in range(3):
+        flat(ledger.fold(commands.NamespaceRecord(pool.name, 0, epoch, b"n", epoch)))
+        flat(ledger.fold(commands.Assign(pool.name, bytes(4), 1, 0, epoch)))
+        (stored,) = flat(ledger.fold(commands.Publish(pool.name, bytes(4), False, bytes(4 * pool.spec.page_size))))
+        assert isinstance(stored, Stored)
+        names.append(stored.hashes)
+    assert len(set(names)) == 3
+
+
 def test_large_events_are_told_as_several() -> None:
     pool = PoolConfig(pages=8)
     size = pool.spec.page_size * 4
     ledger = Ledger(pool, TINY._replace(tokens=8))
     pages = b"".join(n.to_bytes(4, "little") for n in range(3))
-    hashes = b"".join(bytes([n]) * 16 for n in (1, 2, 3))
-    events = flat(ledger.fold(commands.Publish(pool.name, pages, False, b"s" * 16, hashes, bytes(3 * size))))
+    hashes = chain(namespace_root(b"n", 0), bytes(3 * size), size)
+    flat(ledger.fold(commands.NamespaceRecord(pool.name, 0, 0, b"n")))
+    events = flat(ledger.fold(commands.Publish(pool.name, pages, False, bytes(3 * size))))
     assert [(event.parent, event.hashes) for event in events if isinstance(event, Stored)] == [
-        (b"", b"\x01" * 16), (b"\x01" * 16, b"\x02" * 16), (b"\x02" * 16, b"\x03" * 16)
+        (b"", hashes[:16]), (hashes[:16], hashes[16:32]), (hashes[16:32], hashes[32:])
     ]  # fmt: skip
     assert [type(event) for event in flat(ledger.everything())] == [Cleared, Stored, Stored, Stored]
     gone = flat(ledger.fold(commands.Retire(pool.name, pages)))

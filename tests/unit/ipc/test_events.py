@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from radixkv.commands import Assign, Publish, Stamp
+from radixkv.commands import Assign, NamespaceRecord, Publish, Stamp
 from radixkv.config import EventsConfig, KVSpec, PoolConfig
-from radixkv.hashing import chain
 from radixkv.ipc import event_feed, events
 from radixkv.ipc.event_feed import BACKLOG_BYTES
 from radixkv.ipc.event_ledger import Sizes
@@ -20,7 +19,6 @@ from tests.integration.listener import Listener
 
 PAGE_TOKENS = 4
 POOL = PoolConfig(spec=KVSpec(layers=1, kv_heads=1, head_dim=1, page_size=PAGE_TOKENS), pages=8192)
-SEED = bytes(16)
 EVENT_TOKENS = Sizes().tokens
 
 
@@ -28,10 +26,10 @@ def prompt(number: int, pages: int) -> list[Any]:
     """What the engine writes for a prompt that takes the first pages of the pool."""
     packed = b"".join(page.to_bytes(4, "little") for page in range(pages))
     tokens = b"".join((number + n).to_bytes(4, "little") for n in range(pages * PAGE_TOKENS))
-    hashes = chain(SEED, tokens, 4 * PAGE_TOKENS)
     return [
+        NamespaceRecord(POOL.name, 0, 1, b""),
         Assign(POOL.name, packed, 1, 0, 1),
-        Publish(POOL.name, packed, False, SEED, hashes, tokens),
+        Publish(POOL.name, packed, False, tokens),
         Stamp(POOL.name, packed[-4:], number),
     ]
 

@@ -9,9 +9,8 @@ import pytest
 from fuzz.model.tree import TreeModel
 from radixkv.config import POLICIES
 from radixkv.errors import ConfigError
-from radixkv.hashing import chain, namespace_root
 from radixkv.simulate.bound import belady_hits
-from radixkv.simulate.replay import NAMESPACE, Memory, replay
+from radixkv.simulate.replay import Memory, replay
 from radixkv.simulate.trace import Trace, shared_prefixes
 
 
@@ -37,18 +36,16 @@ def random_prompts(rng: random.Random, requests: int, longest: int) -> list[list
 def naive(policy: str, capacity: int, prompts: list[list[int]]) -> tuple[int, int, int]:
     """Hits, inserted and evicted pages of a cache without a tree."""
     model = TreeModel(1, policy, capacity)
+    model.seed_of = lambda _root: 1 << 32
     hits = inserted = evicted = 0
-    seed = namespace_root(NAMESPACE, 0)
     for prompt in prompts:
         path = (0, tuple(prompt))
         held = model.match(*path)
         model.held.append(held)
         there = len(held[1])
         evicted += len(model.evict(len(prompt) - there - (capacity - len(model.pages))))
-        hashes = chain(seed, array("I", prompt).tobytes(), 4)
         for number, page in enumerate(model.upward(path)[there:], there):
             model.pages[page] = number
-            model.hashes[page] = hashes[16 * number : 16 * number + 16]
         hits, inserted = hits + there, inserted + len(prompt) - there
         model.held = [path]
         model.let_go(path, None)

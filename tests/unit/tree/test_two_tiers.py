@@ -4,7 +4,6 @@ import pytest
 
 from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages, unpack_tokens
 from radixkv.errors import BrokenInvariant
-from radixkv.hashing import chain
 from radixkv.tree.node import Root
 from radixkv.tree.prefix_tree import MERGE_FANOUT, PrefixTree
 
@@ -14,17 +13,16 @@ class Letters:
 
     def __init__(self):
         self.tree = PrefixTree(1)
-        self.root = Root(0, 1, bytes(16))
+        self.root = Root(0, 1)
         self.next = 0
 
     def add(self, word, parent=None, host=False, stamp=1):
         above = parent or self.root
-        seed = above.chain_seed if above is self.root else bytes(above.hashes[-16:])
         tokens = pack_tokens([ord(letter) for letter in word])
         pages = range(self.next, self.next + len(word))
         self.next += len(word)
         ids = pack_pages(pages), pack_pages([100 + page for page in pages] if host else [])
-        node = self.tree.restore(above, tokens, ids, chain(seed, tokens, 4))
+        node = self.tree.restore(above, tokens, *ids)
         node.stamp = stamp
         return node
 
@@ -76,7 +74,7 @@ def test_what_sinks_melts_with_what_was_let_go_of_with_it(letters):
     letters.tree.sink(node, 2)
     packed, sunk, melted = letters.tree.sink(node, 1)
     assert unpack_pages(packed) == [1] and unpack_tokens(bytes(sunk.tokens)) == [ord(c) for c in "bcd"]
-    assert unpack_tokens(bytes(sunk.hashes))[:1] and len(sunk.hashes) == 3 * 16
+    assert sunk.page_count == 3
     assert letters.shape() == {"a+": {"bcd-": {}}} and melted.parent is None
     assert letters.find("abcd") == (1, [101, 102, 103])
     _, sunk, _ = letters.tree.sink(node, 1)
@@ -179,6 +177,5 @@ def test_runs_on_one_and_on_both_tiers_do_not_merge(letters):
 def test_new_pages_are_not_appended_to_a_run_that_the_host_tier_has(letters):
     node = letters.add("ab", host=True)
     letters.tree.hold(node)
-    tokens = pack_tokens([ord("c")])
-    grown = letters.tree.grow(node, tokens, pack_pages([9]), chain(bytes(node.hashes[-16:]), tokens, 4))
+    grown = letters.tree.grow(node, pack_tokens([ord("c")]), pack_pages([9]))
     assert grown is not node and letters.shape() == {"ab+": {"c": {}}}
