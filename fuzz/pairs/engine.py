@@ -16,7 +16,7 @@ from fuzz.pairs.marks import same_marks
 from radixkv import commands
 from radixkv.config import Config
 from radixkv.engine import engine as engine_module
-from radixkv.engine import pool as pool_module
+from radixkv.engine import life
 from radixkv.engine import state as state_module
 from radixkv.engine.engine import Engine
 from radixkv.engine.invariants import check
@@ -32,7 +32,7 @@ def in_slices_of(slices: Slices | None) -> Iterator[None]:
         yield
         return
     with (
-        patch.object(pool_module, "SLICE_PAGES", slices.pages),
+        patch.object(life, "SLICE_PAGES", slices.pages),
         patch.object(state_module, "SLICE_SEQUENCES", slices.sequences),
         patch.object(engine_module, "SLICE_SEQUENCES", slices.sequences),
         patch.object(engine_module, "SLICE_NODES", slices.sequences),

@@ -21,7 +21,7 @@ from radixkv.commands import (
     Truncated,
     failure,
 )
-from radixkv.engine import commit, early, plan
+from radixkv.engine import commit, early, holding, life, plan
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
@@ -81,7 +81,7 @@ def _each(state: State, session: Worker, verb: Callable[[State, Worker, I], R], 
 
 def _copied(state: State, session: Worker, identity: int) -> None:
     seq, pool = state.find(session, identity)
-    pool.release_source(seq)
+    holding.release_source(pool, seq)
 
 
 def _free(state: State, session: Worker, item: Free) -> None:
@@ -92,7 +92,7 @@ def _free(state: State, session: Worker, item: Free) -> None:
     finally:  # a commit that is refused keeps nobody's pages
         del session.sequences[item.seq]
         state.charge(session, pool, seq.shared - len(seq.pages))
-        pool.close(seq)
+        life.close(pool, seq)
 
 
 def _truncate(state: State, session: Worker, item: Truncate) -> Truncated:
@@ -122,7 +122,7 @@ def _complete(session: Worker, pool: Pool, seq: Sequence, n: int) -> None:
     if seq.load is not None or seq.lost:
         early.whole(seq)
     if pool.publishing:
-        pool.settle(seq)
+        life.settle(pool, seq)
     if pool.config.ranks > len(session.ranks):
         raise BadRequest(
             "a commit speaks for all ranks, and not all have joined", ranks=pool.config.ranks, joined=len(session.ranks)

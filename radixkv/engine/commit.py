@@ -6,6 +6,7 @@ from array import array
 
 from radixkv.allocator.page_states import PRIVATE, SHADOW
 from radixkv.commands import CopyRow, Reserve, Reserved, Share, Shared, Truncate, Truncated
+from radixkv.engine import holding, life
 from radixkv.engine.namespaces import Namespace
 from radixkv.engine.plan import ReservePlan, SharePlan, TruncatePlan
 from radixkv.engine.pool import IN_TREE, Pool
@@ -33,7 +34,7 @@ def do_reserve(
     if plan.copies:
         seq.source = int.from_bytes(found[-PAGE_ID_BYTES:], "little")
         rows.append((seq.source, new[0], pool.page_size - 1))
-    pool.opened(namespace)
+    life.opened(pool, namespace)
     counters = pool.counters
     counters["asked_tokens"] += len(body.tokens) // TOKEN_BYTES
     counters["hit_tokens"] += cached
@@ -44,9 +45,9 @@ def do_commit(pool: Pool, seq: Sequence, n: int) -> None:
     seq.committed = n
     full = n // pool.page_size
     if full > seq.published:
-        pool.publish_in_slices(seq, full)
+        life.publish_in_slices(pool, seq, full)
     if seq.source >= 0:
-        pool.release_source(seq)
+        holding.release_source(pool, seq)
 
 
 def do_extend(pool: Pool, seq: Sequence, tokens: bytes, new: int) -> bytes:
@@ -74,7 +75,7 @@ def do_truncate(pool: Pool, seq: Sequence, item: Truncate, plan: TruncatePlan) -
         reply = _cut_immutable(pool, seq, last, plan)
     else:
         if plan.kept <= seq.published:
-            pool.release_source(seq)
+            holding.release_source(pool, seq)
         _cut_private(pool, seq, max(plan.kept, seq.published))
         reply = Truncated(plan.kept)
     seq.committed = min(seq.committed, item.n)
@@ -97,7 +98,7 @@ def _cut_immutable(pool: Pool, seq: Sequence, last: int, plan: TruncatePlan) -> 
     in_tree = source >= 0 and pool.pages.states[source] in IN_TREE
     if source >= 0 and not in_tree:
         pool.pages.hold(source)
-    pool.let_go(seq, last + in_tree)
+    holding.let_go(pool, seq, last + in_tree)
     _cut_private(pool, seq, seq.published)
     shadows = seq.shadows.intersection(seq.pages[last:])
     if shadows:
@@ -142,7 +143,7 @@ def do_share(pool: Pool, seq: Sequence, item: Share, plan: SharePlan) -> tuple[l
             child.source = source
             rows.append((source, tails[index], plan.rows))
             _hold_source(pool, child, source, in_tree)
-        pool.opened(pool.namespaces.of(seq.root))
+        life.opened(pool, pool.namespaces.of(seq.root))
         children.append(child)
     return children, Shared(plan.at, plan.shared, tails.tobytes(), rows)
 

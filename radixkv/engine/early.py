@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from radixkv.allocator.page_states import LOADING
 from radixkv.allocator.page_states import Event as PageEvent
 from radixkv.commands import NO_RANGE, Publish, Range, Reserve, Reserved
+from radixkv.engine import holding
 from radixkv.engine.host import Copying, HostTier
 from radixkv.engine.plan import ReservePlan, ceil_div
 from radixkv.engine.pool import Pool
@@ -121,7 +122,7 @@ def lose(pool: Pool, copying: Copying) -> None:
     for seq in copying.readers:
         own = seq.pages[seq.published :]
         seq.load, seq.loading, seq.lost, seq.retain = None, range(0), True, ()
-        pool.let_go(seq, 0)
+        holding.let_go(pool, seq, 0)
         if pool.flights is not None:
             pool.flights.over(seq)
         seq.pages, seq.tokens, seq.node = own, b"", seq.root

@@ -49,7 +49,7 @@ from radixkv.commands import (
     WaitLoaded,
     failure,
 )
-from radixkv.engine import batch, commit, handover, loaded, plan, reserving, resume
+from radixkv.engine import batch, commit, handover, life, loaded, plan, reserving, resume, retention
 from radixkv.engine.losing import lose_pool
 from radixkv.engine.plan import Worker
 from radixkv.engine.snapshot import snapshot
@@ -95,7 +95,7 @@ class Engine(State):
         if (end := self.transit.next_end()) is not None:
             ends.append(end)
         ends += [copying.due for tier in self.tiers.values() for copying in tier.again]
-        ends += [end for pool in self.retaining if (end := pool.next_end()) is not None]
+        ends += [end for pool in self.retaining if (end := retention.next_end(pool)) is not None]
         return min(ends, default=None)
 
     def has_work(self) -> bool:
@@ -289,13 +289,13 @@ class Engine(State):
                 pool.gained = True  # who waits is short of pages: the lapsed give way
             if pool.retired and not pool.frozen:
                 pool.reclaim(SLICE_NODES)
-            pool.publish_some()
+            life.publish_some(pool)
             pool.now = now
         for pool in self.retaining:
-            pool.expire(now, SLICE_NODES)
+            retention.expire(pool, now, SLICE_NODES)
         for seq in self.transit.overdue(now):
             self.counters["handoffs_expired"] += 1
-            self.pools[seq.pool].close(seq)
+            life.close(self.pools[seq.pool], seq)
         self.close_some(SLICE_SEQUENCES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixkv.commands import Adopt, Adopted, CopyRow, Done, Handoff, Own, Reply
+from radixkv.engine import holding
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
@@ -17,7 +18,7 @@ def handoff(state: State, session: Worker, body: Handoff, now: float) -> Reply:
     limit = state.config.limits.sequences_per_session
     if len(state.transit) >= limit:
         raise LimitExceeded("too many sequences are in transit", in_transit=len(state.transit), limit=limit)
-    if pool.counts_hold_of(seq):
+    if holding.counts_hold_of(pool, seq):
         raise BadRequest("rows are still to be copied from or to this sequence's private pages: say copied first")
     del session.sequences[body.seq]
     state.charge(session, pool, -seq.charged)

@@ -8,6 +8,7 @@ are gone.
 
 from __future__ import annotations
 
+from radixkv.engine import life
 from radixkv.engine.state import State
 
 
@@ -17,7 +18,7 @@ def lose_pool(state: State, name: str) -> None:
     for namespace in pool.namespaces.all():
         pool.invalidate(namespace)
     for seq in state.transit.take_all_of(name):
-        pool.close(seq)
+        life.close(pool, seq)
     for session in list(state.sessions.all()):
         uses = any(seq.pool == name for seq in session.sequences.values()) or name in session.waiting.values()
         if uses or session.id in state.resuming:

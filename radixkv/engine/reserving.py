@@ -157,7 +157,7 @@ def _retain(state: State, pool: Pool, body: Reserve, planned: plan.ReservePlan) 
     retain = retention.ranges(pool, body)
     retention.check_pins(pool, retain, planned.match)
     if pool.priorities is None:
-        pool.begin_priorities()
+        retention.begin_priorities(pool)
         state.retaining.append(pool)
     return retain
 

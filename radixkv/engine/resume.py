@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from radixkv.allocator.page_states import Event
 from radixkv.allocator.page_states import State as PageState
 from radixkv.commands import Claim, Failure, Kept, Resume, Resumed, failure
-from radixkv.engine import plan
+from radixkv.engine import life, plan
 from radixkv.engine.lineage import Lineage
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import IN_TREE, Pool, namespace_record
@@ -233,7 +233,7 @@ def _take_back(state: State, session: Worker, claim: Claim, proof: _Proof) -> No
     seq.shared = min(proof.published, seq.cached // pool.page_size)
     seq.shadows = frozenset(proof.shadows)
     _hold(pool, seq)
-    pool.opened(pool.namespaces.of(seq.root))
+    life.opened(pool, pool.namespaces.of(seq.root))
     session.sequences[seq.id] = seq
     state.charge(session, pool, seq.charged)
     if proof.source >= 0:
@@ -242,7 +242,7 @@ def _take_back(state: State, session: Worker, claim: Claim, proof: _Proof) -> No
         pool.flights.note(seq)
     full = seq.committed // pool.page_size
     if full > seq.published:
-        pool.publish_in_slices(seq, full)
+        life.publish_in_slices(pool, seq, full)
 
 
 def _hold(pool: Pool, seq: Sequence) -> None:

@@ -7,6 +7,7 @@ the only place where a priority is known, so it can make nobody wait and keep no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -14,8 +15,11 @@ from msgspec.structs import replace
 from radixkv.commands import Reserve, Retain
 from radixkv.engine.plan import ceil_div
 from radixkv.engine.pool import Pool
+from radixkv.engine.sequence import Sequence
 from radixkv.errors import BadRequest, LimitExceeded
-from radixkv.evictor.priorities import PIN
+from radixkv.evictor.lru import LRU
+from radixkv.evictor.policy import Mark
+from radixkv.evictor.priorities import DEFAULT, NEVER, PIN, Priorities
 from radixkv.tree.node import Node
 from radixkv.tree.walk import Match
 from radixkv.types import TOKEN_BYTES
@@ -76,3 +80,61 @@ def _matched(match: Match) -> Iterator[tuple[Node, int]]:
     while node.parent is not None:
         yield node, node.page_count
         node = node.parent
+
+
+# -- in the order of eviction -------------------------------------------------------------------------------------
+
+
+def begin_priorities(pool: Pool) -> None:
+    """From now on runs can have some. Until then nothing is paid for them."""
+    assert isinstance(pool.order, LRU)
+    now_ms = round(pool.now * 1000)
+    pool.order = pool.priorities = Priorities(pool.order, pool.config.pin_limit_pages, now_ms)
+    if pool.host is not None:
+        pool.host.begin_priorities(now_ms)
+
+
+def next_end(pool: Pool) -> float | None:
+    """When the next priority is over (monotonic seconds)."""
+    ends = [
+        None if pool.priorities is None else pool.priorities.next_end_ms(),
+        None if pool.host is None else pool.host.next_end_ms(),
+    ]
+    return min((end / 1000 for end in ends if end is not None), default=None)
+
+
+def expire(pool: Pool, now: float, budget: int) -> None:
+    """Priorities whose time is over are."""
+    assert pool.priorities is not None
+    pool.priorities.expire(round(now * 1000), budget)
+    if pool.host is not None:
+        pool.host.expire(round(now * 1000), budget)
+
+
+def say(pool: Pool, seq: Sequence, depth: int) -> None:
+    """The sequence says the priorities of what it lets go of: path beyond ``depth``, source of copy_rows."""
+    tree, source = pool.tree, seq.source_node
+    below_source = 0 if source is None else sum(node.page_count for node in tree.path(source))
+    for one in seq.retain:
+        mark, first = _mark_of(pool, one), -(-one.start // pool.page_size)
+        last = math.inf if one.end is None else -(-one.end // pool.page_size)
+        for node in _stretch(pool, seq.node, seq.depth, max(first, depth), last):
+            node.mark = mark
+        if source is not None:
+            there = _stretch(pool, source, below_source, first, last)
+            own = set(tree.path(seq.node))
+            for node in there:
+                if node not in own:
+                    node.mark = mark
+
+
+def _stretch(pool: Pool, end: Node, depth: int, first: int, last: float) -> list[Node]:
+    """Pages ``first`` to ``last`` (not with it) of the path of ``depth`` to ``end``, if they exist."""
+    last = int(min(last, depth))
+    return pool.tree.stretch(end, depth - last, last - first) if first < last else []
+
+
+def _mark_of(pool: Pool, one: Retain) -> Mark:
+    if one.priority == DEFAULT:
+        return ()
+    return (one.priority, NEVER if one.for_s is None else round((pool.now + one.for_s) * 1000))

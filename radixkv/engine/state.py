@@ -11,7 +11,7 @@ from typing import TypeVar, TypeVarTuple
 
 from radixkv.commands import Copy, Granted, Reply, Retire, SessionRecord, Write, failure
 from radixkv.config import Config
-from radixkv.engine import early, plan
+from radixkv.engine import early, life, plan
 from radixkv.engine.plan import Worker
 from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
@@ -200,7 +200,7 @@ class State:
         for (name, identity), together in groupby(some, key=lambda entry: (entry[0].pool, entry[1])):
             quarantine = self.quarantine.get(identity)
             pages = None if quarantine is None else quarantine.setdefault(name, [])
-            self.pools[name].close_all([seq for seq, _ in together], pages)
+            life.close_all(self.pools[name], [seq for seq, _ in together], pages)
 
     def awaits_mapping_gone(self, identity: int) -> bool:
         """Could pages of this session be in quarantine until nothing of it maps the arena any longer?"""
@@ -258,7 +258,7 @@ class State:
         if seq.load is not None or seq.lost:
             early.whole(seq)
         if pool.publishing:
-            pool.settle(seq)
+            life.settle(pool, seq)
         return found
 
     def pool(self, name: str) -> Pool:

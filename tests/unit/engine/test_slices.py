@@ -26,7 +26,7 @@ from radixkv.commands import (
     Truncate,
 )
 from radixkv.config import Config, KVSpec, PoolConfig
-from radixkv.engine import pool as pool_module
+from radixkv.engine import life
 from radixkv.engine.engine import Engine
 from radixkv.engine.invariants import check
 
@@ -69,7 +69,7 @@ class Driven:
 
 
 def test_a_large_commit_appears_slice_by_slice(monkeypatch):
-    monkeypatch.setattr(pool_module, "SLICE_PAGES", 3)
+    monkeypatch.setattr(life, "SLICE_PAGES", 3)
     driven = Driven(16)
     prompt = list(range(20))
     driven.ask(Reserve("default", 1, NAMESPACE, packed(prompt)))
@@ -83,7 +83,7 @@ def test_a_large_commit_appears_slice_by_slice(monkeypatch):
 
 @pytest.mark.parametrize("verb", ["commit", "truncate", "share", "free", "extend"])
 def test_what_comes_next_for_the_sequence_finds_it_complete(monkeypatch, verb):
-    monkeypatch.setattr(pool_module, "SLICE_PAGES", 1)
+    monkeypatch.setattr(life, "SLICE_PAGES", 1)
     driven = Driven(32)
     prompt = list(range(20))
     driven.ask(Reserve("default", 1, NAMESPACE, packed(prompt)))
@@ -132,9 +132,9 @@ def test_with_and_without_slices_the_same_happens(monkeypatch, seed):
     bodies = history(rnd)
     whole, sliced = Driven(40), Driven(40)
     for body in bodies:
-        monkeypatch.setattr(pool_module, "SLICE_PAGES", 1_000_000)
+        monkeypatch.setattr(life, "SLICE_PAGES", 1_000_000)
         expected = whole.ask(body)
-        monkeypatch.setattr(pool_module, "SLICE_PAGES", 1)
+        monkeypatch.setattr(life, "SLICE_PAGES", 1)
         assert sliced.ask(body) == expected, f"seed {seed}"
         whole.settle()
         sliced.settle()
@@ -145,7 +145,7 @@ def test_with_and_without_slices_the_same_happens(monkeypatch, seed):
 @pytest.mark.parametrize("seed", range(25))
 def test_ticks_may_come_late(monkeypatch, seed):
     """Other sequences meet one that is published in part; in the end every page is accounted for."""
-    monkeypatch.setattr(pool_module, "SLICE_PAGES", 1)
+    monkeypatch.setattr(life, "SLICE_PAGES", 1)
     rnd = random.Random(1000 + seed)
     driven = Driven(24)
     for body in history(rnd):
