@@ -49,7 +49,7 @@ from radixkv.commands import (
     WaitLoaded,
     failure,
 )
-from radixkv.engine import batch, commit, handover, life, loaded, plan, reserving, resume, retention
+from radixkv.engine import batch, commit, granting, handover, life, loaded, plan, reserving, resume, retention
 from radixkv.engine.losing import lose_pool
 from radixkv.engine.plan import Worker
 from radixkv.engine.snapshot import snapshot
@@ -272,7 +272,7 @@ class Engine(State):
             raise LimitExceeded("too many prompts at once", prompts=len(body.prompts), limit=limits.batch_items)
         for tokens in body.prompts:
             plan.token_count(tokens, limits, 0, 0)
-        return reserving.look_up(pool, body.namespace, body.prompts)
+        return granting.look_up(pool, body.namespace, body.prompts)
 
     def _tell_time(self, now: float) -> None:
         for pool in self.retaining:

@@ -1,7 +1,8 @@
 """Reserve, at once or after waiting: with ``prefetch`` and ``wait_loaded`` (``loaded.py``) the only verbs that wait.
 
-Who waits holds nothing. The line of a pool is first in, first out; whenever pages have come free, what is first is
-planned anew. A reserve that may not wait is answered from what is available now, also while others wait.
+What each gets when it is its turn is ``granting.py``. Who waits holds nothing. The line of a pool is first in, first
+out; whenever pages have come free, what is first is planned anew. A reserve that may not wait is answered from what is
+available now, also while others wait.
 
 Whatever has to be copied between the tiers first (``tiering.py``) is waited for in a second line, also by who may not
 wait for pages: all in it are planned anew whenever a copy has ended.
@@ -16,14 +17,13 @@ import heapq
 
 from msgspec.structs import replace
 
-from radixkv.commands import Granted, LookedUp, Prefetch, Reply, Request, Reserve, Reserved, Retain, failure
-from radixkv.engine import commit, early, plan, retention, tiering
+from radixkv.commands import Granted, Prefetch, Reply, Request, Reserve, failure
+from radixkv.engine import granting, plan, retention, tiering
 from radixkv.engine.flights import Flights, would_be_waited_for
-from radixkv.engine.plan import NO_MATCH, Worker
-from radixkv.engine.pool import Pool, namespace_record
+from radixkv.engine.plan import Worker
+from radixkv.engine.pool import Pool
 from radixkv.engine.sequence import Sequence
 from radixkv.engine.state import State
-from radixkv.engine.tiering import First, Tiering
 from radixkv.engine.waiting import Waiting, WaitingLine
 from radixkv.errors import Draining, LimitExceeded, OutOfPages, RadixKVError, Timeout
 
@@ -42,124 +42,22 @@ def reserve(state: State, session: Worker, request: Request, body: Reserve, now:
     if body.join_s and _joins(state, session, request, body, now):
         return None
     behind_others = bool(body.wait_s and pool.waiting)
+    if pool.host is None and not body.wait_s:
+        return granting.grant(state, session, pool, body)
+    waiting = Waiting(session.id, request.id, body, now, min(now + body.wait_s, request.deadline), request.deadline)
     try:
         if behind_others:
             plan.plan_reserve(pool, session, body)
-        elif pool.host is None:
-            return _carry_out(state, session, pool, body, _plan(state, session, pool, body))
         else:
-            waiting = Waiting(session.id, request.id, body, now, now, request.deadline)
-            reply = _attempt(state, session, pool, waiting, now)
+            reply = granting.attempt(state, session, pool, waiting, now)
             if reply is None:
                 _join(state, session, pool, pool.fetching, _patient(waiting, now))
             return reply
     except OutOfPages as error:
         if error.never_fits or not body.wait_s:
             raise
-    until = min(now + body.wait_s, request.deadline)
-    waiting = Waiting(session.id, request.id, body, now, until, request.deadline)
     wait(state, session, pool, pool.waiting, waiting)
     return None
-
-
-def _plan(state: State, session: Worker, pool: Pool, body: Reserve) -> plan.ReservePlan:
-    """Errors: OutOfPages, if there is not enough even when sessions that have lapsed give way."""
-    try:
-        return plan.plan_reserve(pool, session, body)
-    except OutOfPages:
-        return state.insist(session, plan.plan_reserve, pool, session, body)
-
-
-def _attempt(state: State, session: Worker, pool: Pool, waiting: Waiting, now: float) -> Reply | None:
-    """Plan and carry out. None: something has to be copied first. Errors: OutOfPages and what planning says."""
-    body = waiting.body
-    assert type(body) is Reserve
-    tier = state.tiers.get(pool.name) if state.tiers else None
-    if tier is not None and not _may_copy(state, pool, waiting, now):
-        tier = None
-    if tier is not None and body.early and (joined := _plan_join(pool, tier, body)) is not None:
-        return _join_load(state, session, pool, waiting, (tier, joined, now))
-    try:
-        planned = plan.plan_reserve(pool, session, body)
-    except OutOfPages as error:
-        if tier is not None and tier.host.copies and not error.never_fits:
-            return None  # pages that a copy holds can be had as soon as it has ended
-        planned = state.insist(session, plan.plan_reserve, pool, session, body)
-    if waiting.request in session.waiting:
-        state.new_ids(session, body.seq, 1)  # anew: the session may have made others meanwhile
-    if tier is not None:
-        below = tier.worth(pool.tree.match_host(planned.match, body.tokens), body.prefill_tokens_per_s)
-        if body.early and below.pages and (named := early.named(pool, planned.match, body)).pages:
-            below = named
-        first = tier.fetch(planned.match, below, planned.new, body.early)
-        if first is First.COPIES:
-            begun = early.plan_early(pool, tier.host, planned.match, body) if body.early else None
-            return None if begun is None else _carry_out_early(state, session, pool, body, begun)
-        if first is First.A_NEW_PLAN:
-            planned = plan.plan_reserve(pool, session, body)
-    return _carry_out(state, session, pool, body, planned)
-
-
-def _plan_join(pool: Pool, tier: Tiering, body: Reserve) -> early.EarlyPlan | None:
-    """With what a load that runs brings of the prompt, if that is all that the host tier has of it."""
-    namespace = pool.namespaces.find(body.namespace)
-    if namespace is None or not tier.host.copies:
-        return None
-    return early.plan_early(pool, tier.host, pool.tree.match(namespace.root, body.tokens), body)
-
-
-def _join_load(
-    state: State, session: Worker, pool: Pool, waiting: Waiting, join: tuple[Tiering, early.EarlyPlan, float]
-) -> Reply | None:
-    """As ``_attempt``, when the load has begun already."""
-    tier, joined, now = join
-    body = waiting.body
-    assert type(body) is Reserve
-    try:
-        plan.check_room(pool, session, joined.planned)
-    except OutOfPages as error:
-        if error.never_fits:
-            raise
-        return None
-    if waiting.request in session.waiting:
-        state.new_ids(session, body.seq, 1)
-    first = tier.fetch(joined.planned.match, NO_MATCH, joined.planned.new)
-    if first is First.COPIES:
-        return None
-    if first is First.A_NEW_PLAN:
-        return _attempt(state, session, pool, waiting, now)
-    return _carry_out_early(state, session, pool, body, joined)
-
-
-def _carry_out_early(state: State, session: Worker, pool: Pool, body: Reserve, found: early.EarlyPlan) -> Reply:
-    reply = _carry_out(state, session, pool, body, found.planned)
-    return early.begin(session.sequences[body.seq], found, reply)
-
-
-def _carry_out(state: State, session: Worker, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> Reserved:
-    retain = _retain(state, pool, body, planned) if body.retain else ()
-    namespace, made = pool.namespaces.open(body.namespace)
-    if made:
-        state.writes.append(namespace_record(pool.name, namespace))
-    seq, reply = commit.do_reserve(pool, session.id, namespace, body, planned)
-    if retain:
-        seq.retain = retain
-    seq.since_s = state.sessions.running_s
-    session.sequences[body.seq] = seq
-    state.charge(session, pool, planned.new)
-    if pool.flights is not None:
-        pool.flights.note(seq)
-    return reply
-
-
-def _retain(state: State, pool: Pool, body: Reserve, planned: plan.ReservePlan) -> tuple[Retain, ...]:
-    """The priorities that the sequence will have. Errors: LimitExceeded."""
-    retain = retention.ranges(pool, body)
-    retention.check_pins(pool, retain, planned.match)
-    if pool.priorities is None:
-        retention.begin_priorities(pool)
-        state.retaining.append(pool)
-    return retain
 
 
 def wait(state: State, session: Worker, pool: Pool, line: WaitingLine, waiting: Waiting) -> None:
@@ -203,7 +101,7 @@ def _serve_front(state: State, pool: Pool, now: float) -> None:
         assert type(waiting.body) is Reserve
         session = state.sessions.find_quietly(waiting.session)
         try:
-            reply = _attempt(state, session, pool, waiting, now)
+            reply = granting.attempt(state, session, pool, waiting, now)
             if reply is None:
                 pool.waiting.leave(waiting.session, waiting.request)
                 pool.fetching.join(_patient(waiting, now))
@@ -345,49 +243,15 @@ def prefetch(state: State, session: Worker, request: Request, body: Prefetch, no
     pool = state.pool(body.pool)
     plan.token_count(body.tokens, state.config.limits, 0, 0)
     waiting = Waiting(session.id, request.id, body, now, now, request.deadline)
-    reply = _attempt_prefetch(state, pool, waiting, now)
+    reply = granting.attempt_prefetch(state, pool, waiting, now)
     if reply is None:
         _join(state, session, pool, pool.fetching, _patient(waiting, now))
     return reply
 
 
-def look_up(pool: Pool, canonical: bytes, prompts: list[bytes]) -> LookedUp:
-    """Tokens of full pages that are on the device, and behind those in the host tier."""
-    namespace = pool.namespaces.find(canonical)
-    if namespace is None:
-        return LookedUp([0] * len(prompts), [0] * len(prompts))
-    matches = [pool.tree.match(namespace.root, tokens) for tokens in prompts]
-    below = [pool.tree.match_host(match, tokens) for match, tokens in zip(matches, prompts, strict=True)]
-    size = pool.page_size
-    return LookedUp([match.pages * size for match in matches], [match.pages * size for match in below])
-
-
-def _attempt_prefetch(state: State, pool: Pool, waiting: Waiting, now: float) -> Reply | None:
-    """None: copies run for it. Errors: OutOfPages."""
-    body = waiting.body
-    assert type(body) is Prefetch
-    tier, namespace = state.tiers.get(pool.name), pool.namespaces.find(body.namespace)
-    if tier is not None and namespace is not None and _may_copy(state, pool, waiting, now):
-        match = pool.tree.match(namespace.root, body.tokens)
-        below = pool.tree.match_host(match, body.tokens)
-        room = pool.room(0, namespace.root) - pool.tree.idle_on_path(match) - pool.config.decode_reserve_pages
-        if below.pages > room:
-            raise OutOfPages(need=below.pages, available=max(0, room), never_fits=below.pages > pool.pages.size)
-        if below.pages and tier.fetch(match, below, below.pages) is First.COPIES:
-            return None
-    return look_up(pool, body.namespace, [body.tokens])
-
-
 def _patient(waiting: Waiting, now: float) -> Waiting:
     """The same as it waits for copies."""
     return waiting._replace(until=min(waiting.deadline, now + tiering.PATIENCE_S), rounds=waiting.rounds + 1)
-
-
-def _may_copy(state: State, pool: Pool, waiting: Waiting, now: float) -> bool:
-    assert pool.host is not None
-    if pool.frozen or now < pool.host.rests_until or waiting.rounds >= tiering.ROUNDS:
-        return False
-    return waiting.rounds > 0 or state.queued < state.config.limits.queued
 
 
 def _serve_fetching(state: State, pool: Pool, now: float) -> None:
@@ -404,9 +268,9 @@ def _plan_anew(state: State, pool: Pool, waiting: Waiting, now: float) -> None:
     session, body = state.sessions.find_quietly(waiting.session), waiting.body
     try:
         if isinstance(body, Prefetch):
-            reply = _attempt_prefetch(state, pool, waiting, now)
+            reply = granting.attempt_prefetch(state, pool, waiting, now)
         else:
-            reply = _attempt(state, session, pool, waiting, now)
+            reply = granting.attempt(state, session, pool, waiting, now)
         if reply is None:
             pool.fetching.join(waiting._replace(rounds=waiting.rounds + 1))
             return
