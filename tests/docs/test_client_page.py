@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import radixkv
 from radixkv.client.sync import Pool, Sequence
+from tests.examples import EXAMPLES, printed
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "client.md").read_text()
@@ -21,19 +19,11 @@ IN_ONE_GO, ASYNCIO = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 @pytest.mark.parametrize(("code", "page_size"), [(IN_ONE_GO, 4), (ASYNCIO, 16)], ids=["in one go", "asyncio"])
 def test_the_example_prints_what_the_page_says(daemon_factory, code, page_size):
     daemon = daemon_factory(pools=[{"layers": 1, "kv_heads": 1, "head_dim": 8, "page_size": page_size, "pages": 32}])
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, "RADIXKV_ENDPOINT": daemon.endpoint},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert run.returncode == 0, run.stderr
-    assert f"```\n{run.stdout}```" in PAGE
+    assert f"```\n{printed(daemon.endpoint, '-c', code)}```" in PAGE
 
 
 def test_the_asyncio_example_is_the_shipped_file():
-    assert (ROOT / "examples" / "aio_client.py").read_text() == ASYNCIO
+    assert (EXAMPLES / "aio_client.py").read_text() == ASYNCIO
 
 
 def test_every_public_name_of_pool_and_sequence_is_on_the_page():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 
 import radixkv
 from radixkv.adapters.transformers import refusals
+from tests.examples import EXAMPLES, printed
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "own-loop.md").read_text()
@@ -21,8 +19,8 @@ POOL = {"layers": 2, "kv_heads": 2, "head_dim": 8, "dtype": "float32", "page_siz
 
 def test_the_programs_are_the_shipped_files() -> None:
     own, generate = re.findall(r"```python\n(\"\"\".*?)```", PAGE, flags=re.DOTALL)
-    assert own == (ROOT / "examples" / "own_loop.py").read_text()
-    assert generate == (ROOT / "examples" / "generate.py").read_text()
+    assert own == (EXAMPLES / "own_loop.py").read_text()
+    assert generate == (EXAMPLES / "generate.py").read_text()
 
 
 def test_the_pool_of_the_page_is_the_one_tested() -> None:
@@ -31,15 +29,7 @@ def test_the_pool_of_the_page_is_the_one_tested() -> None:
 
 def test_the_loop_prints_what_the_page_says(daemon_factory: Any) -> None:
     daemon = daemon_factory(pools=[POOL])
-    run = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "examples" / "own_loop.py"],
-        env={**os.environ, "RADIXKV_ENDPOINT": daemon.endpoint, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    assert f"```\n{run.stdout}```" in PAGE
+    assert f"```\n{printed(daemon.endpoint, EXAMPLES / 'own_loop.py')}```" in PAGE
     with radixkv.connect(daemon.endpoint) as client:
         assert client.stats()["pools"]["default"]["pages"]["private"] == 0
 

@@ -5,10 +5,8 @@ The model by itself is dense: one request at a time, all tokens computed at ever
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +15,8 @@ import torch
 import radixkv
 from radixkv.kernels import reference_write
 from radixkv.kernels.options import Rotary
+from tests.examples import as_module
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_engine.py"
 POOL = {"layers": 2, "kv_heads": 2, "head_dim": 16, "page_size": 4, "pages": 64}
 SYSTEM = list(range(10, 34))
 
@@ -26,12 +24,7 @@ SYSTEM = list(range(10, 34))
 @pytest.fixture(scope="module")
 def custom_engine() -> Iterator[Any]:
     """The example as a module."""
-    spec = importlib.util.spec_from_file_location("custom_engine", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["custom_engine"] = module  # its dataclass looks its module up
-    spec.loader.exec_module(module)
+    module = as_module("custom_engine.py", "custom_engine")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.inference_mode():

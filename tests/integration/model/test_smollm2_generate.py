@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +11,14 @@ import torch
 import radixkv
 from radixkv.adapters.transformers import generate
 from radixkv.demo.options import DOCUMENT
+from tests.examples import EXAMPLES, printed
 
 pytestmark = pytest.mark.model
 
 CLEAR = 2 * 2e-3
 """A margin between the two largest logits that no difference of rounding turns (as in test_smollm2.py)."""
 POOL = {"layers": 30, "kv_heads": 3, "head_dim": 64, "page_size": 16, "pages": 128}
-ROOT = Path(__file__).parents[3]
-EXAMPLE = ROOT / "examples" / "generate.py"
-PAGE = (ROOT / "docs" / "own-loop.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "own-loop.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +66,6 @@ def test_a_padded_batch_equals_model_generate(smollm2_model: Any, daemon: Any) -
 
 @pytest.mark.long
 def test_the_example_answers_as_the_page_says(smollm2_files: Any, daemon: Any) -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLE],
-        env={**os.environ, "RADIXKV_ENDPOINT": daemon.endpoint, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[0] in PAGE
-    assert run.stdout.splitlines()[-1] in PAGE
+    lines = printed(daemon.endpoint, EXAMPLES / "generate.py", timeout_s=240.0).splitlines()
+    assert lines[0] in PAGE
+    assert lines[-1] in PAGE

@@ -6,10 +6,8 @@ prints the worst difference of a logit. test_through_kernels.py runs it.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +16,8 @@ from torch.nn.functional import linear
 import radixkv
 from radixkv.adapters import smollm2
 from radixkv.kernels import append, decode_attention
+from tests.examples import as_module
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_engine.py"
 PROMPTS = (
     "The harbour of Skerrow has a long quay, a light, and a",
     "The harbour of Skerrow has a long quay, a light, and no",
@@ -28,12 +26,7 @@ PROMPTS = (
 
 def load_engine(impl: str, guesses: int) -> Any:
     """The example as a module of its own, that decodes by ``impl``."""
-    spec = importlib.util.spec_from_file_location(f"custom_engine_{impl}", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks its module up
-    spec.loader.exec_module(module)
+    module: Any = as_module("custom_engine.py", f"custom_engine_{impl}")
     module.decode_attention = partial(decode_attention, impl=impl)
     module.GUESSES, module.STEP = guesses, 1 + guesses
     return module
