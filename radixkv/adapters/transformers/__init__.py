@@ -18,7 +18,8 @@ How it hangs together:
 * ``decoding.py``: the loop that ``model.generate`` runs in place of its own; ``generation.py``: ``generate``.
 * ``weights.py``: a namespace named by the weights themselves. ``refusals.py``: what ``generate`` does not do.
 
-What it cannot do is refused by name: beams, sliding windows, soft caps, attention sinks.
+What it cannot do is refused by name: beams, sliding windows, soft caps, attention sinks, encoders, and models that do
+not hand what the cache gave them to Transformers' attention interface as it is.
 """
 
 from __future__ import annotations

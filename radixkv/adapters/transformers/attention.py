@@ -18,7 +18,7 @@ from radixkv.adapters.transformers.batch_cache import BatchLayer
 from radixkv.adapters.transformers.cache import PagedLayer
 
 NAME = "radixkv"
-UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
 """Keyword arguments with which some models change what attention means. The page kernels do not know them."""
 
 
@@ -41,7 +41,8 @@ def paged_attention(  # noqa: PLR0913, PLR0917 -- the signature is Transformers'
 
     B is 1, or with a ``BatchCache`` and one token a row, the rows of the batch.
 
-    Raises ValueError for attention the page kernels do not know, and for padded sequences.
+    Raises ValueError for attention the page kernels do not know, for keys or values that are not as they are in the
+    pages, and for padded sequences.
     """
     layer: PagedLayer | BatchLayer | None = getattr(key, "radixkv_layer", None)
     if layer is None:
@@ -50,6 +51,15 @@ def paged_attention(  # noqa: PLR0913, PLR0917 -- the signature is Transformers'
     for name in UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} = {kwargs[name]!r} is not supported with radixkv pages; allowed: None")
+    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
+        raise ValueError("is_causal = False is not supported with radixkv pages; allowed: True")
+    of_values: object = getattr(value, "radixkv_layer", None)
+    if of_values is not layer:
+        raise ValueError(
+            f"{type(module).__name__} is not supported with radixkv pages: it changes values behind the cache; "
+            "allowed: attention over the values that the cache gave back"
+        )
+    layer.answered = True
     if query.shape[2] == 1:
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("a padded or masked sequence is not supported with radixkv pages; allowed: no padding")

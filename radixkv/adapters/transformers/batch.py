@@ -89,14 +89,16 @@ class PagedBatch:
         caches = [row.cache for row in rows]
         if caches != self._caches:  # rows came, went, or have other pages than before
             self._caches, self._groups = caches, by_memory(caches)
+        cache = BatchCache(self._groups)
         with torch.inference_mode():
             output = self._settings.model(
                 input_ids=torch.tensor([row.tokens[-1:] for row in rows]),
                 position_ids=torch.tensor([[row.written] for row in rows]),
-                past_key_values=BatchCache(self._groups),
+                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
             )
+        cache.check()
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from radixkv.adapters.transformers.cache import PagedCache, PagedLayer
+from radixkv.adapters.transformers.cache import PagedCache, PagedLayer, check_answered, check_heads
 from radixkv.kernels import SharedPrefixes, append, decode_attention, group_prefixes
 
 
@@ -58,6 +58,7 @@ class BatchLayer(CacheLayerMixin):  # type: ignore[misc] # transformers is untyp
         super().__init__()
         self.groups = groups
         self.index = index
+        self.answered = False
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -71,12 +72,13 @@ class BatchLayer(CacheLayerMixin):  # type: ignore[misc] # transformers is untyp
             raise ValueError(f"{key_states.shape[2]} tokens a row are not supported in a batch; allowed: 1")
         for group in self.groups:
             layers = group.layer(self.index)
+            check_heads(layers[0].key_pages, key_states, value_states)
             keys, values = key_states[group.rows, :, 0], value_states[group.rows, :, 0]
             append(keys, values, layers[0].key_pages, layers[0].value_pages, group.slots)
             for layer in layers:
                 layer.past = layer.seen
                 layer.seen += 1
-        key_states.radixkv_layer = self  # type: ignore[attr-defined]
+        key_states.radixkv_layer = value_states.radixkv_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
     def decode(self, query: torch.Tensor, scale: float | None) -> torch.Tensor:
@@ -121,6 +123,10 @@ class BatchCache(Cache):  # type: ignore[misc] # transformers is untyped here
             group.prepare()
         count = len(groups[0].caches[0].layers)
         super().__init__(layers=[BatchLayer(groups, index) for index in range(count)])
+
+    def check(self) -> None:
+        """As ``PagedCache.check``, after the forward."""
+        check_answered(layer.answered for layer in self.layers)
 
 
 def by_memory(caches: Sequence[PagedCache]) -> list[RowGroup]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -54,6 +56,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc] # transformers is untyp
     """One layer's keys and values, in pages.
 
     ``seen`` counts the tokens whose keys and values this layer has, ``past`` those it had before the running forward.
+    ``answered``: the attention function has been asked about what the last ``update`` gave back.
     """
 
     is_sliding = False
@@ -63,6 +66,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc] # transformers is untyp
         self.table = table
         self.key_pages, self.value_pages = table.pages.views(layer)
         self.seen = self.past = seen
+        self.answered = False
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -73,17 +77,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc] # transformers is untyp
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append keys (already rotated) and values, both [1, kv_heads, tokens, head_dim], and give them back.
 
-        The keys carry this layer as an attribute: that is how the attention function, which Transformers calls next
-        with these very tensors, finds the pages.
+        Both carry this layer as an attribute: that is how the attention function, which Transformers calls next with
+        these very tensors, finds the pages, and sees that they are these very tensors.
         """
         if key_states.shape[0] != 1:
             raise ValueError(f"a batch of {key_states.shape[0]} is not supported; allowed: 1 sequence a cache")
+        check_heads(self.key_pages, key_states, value_states)
         count = key_states.shape[2]
         slots = self.table.slots(self.seen, count)
         append(key_states[0].transpose(0, 1), value_states[0].transpose(0, 1), self.key_pages, self.value_pages, slots)
         self.past = self.seen
         self.seen += count
-        key_states.radixkv_layer = self  # type: ignore[attr-defined]
+        self.answered = False
+        key_states.radixkv_layer = value_states.radixkv_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
     @property
@@ -131,3 +137,28 @@ class PagedCache(Cache):  # type: ignore[misc] # transformers is untyped here
     def __init__(self, pages: Pages, seen: int) -> None:
         self.table = PageTable(pages)
         super().__init__(layers=[PagedLayer(self.table, layer, seen) for layer in range(pages.layers)])
+
+    def check(self, end: int) -> None:
+        """Raises ValueError unless a forward has put its tokens up to ``end`` into the pages, and read them there."""
+        check_answered(layer.answered and layer.seen == end for layer in self.layers)
+
+
+def check_heads(pages: KernelPages, *states: torch.Tensor) -> None:
+    """Raises ValueError for keys or values [rows, kv_heads, tokens, head_dim] that are not those of the pages."""
+    for given in states:
+        if (given.shape[1], given.shape[3]) != tuple(pages.shape[2:]):
+            raise ValueError(
+                f"keys or values of {given.shape[1]} heads of {given.shape[3]} dims are not supported here; "
+                f"allowed: {pages.shape[2]} of {pages.shape[3]}"
+            )
+
+
+def check_answered(layers: Iterable[bool]) -> None:
+    """Raises ValueError unless the attention of each layer has read the pages: a model may go other ways (an encoder
+    used as a decoder has no cache, others change keys behind it), and its logits would mean nothing."""
+    silent = [number for number, answered in enumerate(layers) if not answered]
+    if silent:
+        raise ValueError(
+            f"the attention of layers {silent} does not read radixkv pages; allowed: models that give what the cache "
+            "gave back to Transformers' attention interface as it is"
+        )

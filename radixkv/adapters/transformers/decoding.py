@@ -23,12 +23,19 @@ OnToken = Callable[[int, int], None]
 
 
 def prompts_of(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
-    """Each row's tokens without its padding. Raises ValueError for padding on the right, and for empty prompts."""
-    if input_ids.shape[1] == 0:
-        raise ValueError("an empty prompt has no logits; allowed: 1 token or more")
+    """Each row's tokens without its padding. Raises ValueError for padding on the right, for empty prompts, and for
+    what is no batch of token ids or no mask of it."""
+    if input_ids.dim() != 2 or input_ids.is_floating_point():
+        given = f"{list(input_ids.shape)} of {input_ids.dtype}"
+        raise ValueError(f"input_ids are {given}; allowed: [rows, tokens] of integers")
+    if input_ids.numel() == 0:
+        raise ValueError("an empty prompt has no logits; allowed: 1 row of 1 token or more")
     if attention_mask is None:
         rows: list[list[int]] = input_ids.tolist()
         return rows
+    if attention_mask.shape != input_ids.shape:
+        masked = list(attention_mask.shape)
+        raise ValueError(f"attention_mask is {masked}; allowed: {list(input_ids.shape)}, as input_ids")
     if not bool(attention_mask[:, -1].all()):
         raise ValueError("a prompt that ends in padding has no logits; allowed: padding on the left")
     return [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]

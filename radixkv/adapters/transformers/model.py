@@ -80,6 +80,8 @@ class PagedModel:
             raise ValueError(f"chunk_tokens = {chunk_tokens} is not allowed; allowed: 1 or more")
         if pool is not None and namespace is None:
             raise ValueError("a pool needs a namespace: what must be equal before pages may be shared")
+        if hasattr(model, "_orig_mod"):
+            raise ValueError("a model of torch.compile is not supported; allowed: the model that it was made of")
         spec = spec_of(model)
         if pool is not None:
             if pool.ranks > 1:
@@ -93,6 +95,10 @@ class PagedModel:
             _check_spec(spec, spec_of(model))
         attention.register()
         model.set_attn_implementation(attention.NAME)
+        if model.config.get_text_config()._attn_implementation != attention.NAME:  # it only says so in the log
+            raise ValueError(
+                f"{type(model).__name__} is not supported; allowed: models that use Transformers' attention interface"
+            )
         reservation = None if pool is None else Reservation(pool, namespace, timeout_s)
         self.model = model
         self._settings = Settings(model, spec, reservation, SURVIVES[on_lost] + FULL[on_full], chunk_tokens)
@@ -135,7 +141,7 @@ class PagedModel:
         Raises ValueError for what pages cannot do, by name, and what ``PagedBatch`` raises. Transformers 5.19 keeps a
         ``streamer`` to itself on this way (it gets the prompt and nothing more): use ``generate``, which does not.
         """
-        if model is not self.model:
+        if model is not self.model and all(model is not part for part in self.model.modules()):
             raise ValueError("the model is another one than that of these pages")
         refuse_settings(vars(generation_config))
         refuse_inputs(model_kwargs)
@@ -190,9 +196,14 @@ class PagedModel:
 def spec_of(model: Any) -> KVSpec:
     """The KV spec that a model's configuration asks for, page size 16.
 
-    Raises ValueError for attention that differs by layer (sliding windows and the like) or is scaled by soft caps.
+    Raises ValueError for attention that differs by layer (sliding windows and the like) or is scaled by soft caps, and
+    for models that are no decoders, or have no attention.
     """
+    if model.config.is_encoder_decoder:
+        raise ValueError("is_encoder_decoder = True is not supported; allowed: False")
     config = model.config.get_text_config()
+    if not getattr(config, "num_attention_heads", None):
+        raise ValueError(f"{type(config).__name__} has no num_attention_heads; allowed: models with attention")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
     # Some configurations carry a window that is switched off beside it.

@@ -231,5 +231,6 @@ class PagedSequence:
             output = self._settings.model(
                 input_ids=torch.tensor([tokens]), past_key_values=self.cache, use_cache=True, logits_to_keep=1
             )
+        self.cache.check(self.written + len(tokens))
         logits: torch.Tensor = output.logits[0, -1]
         return logits

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import xxhash
@@ -14,8 +15,26 @@ from radixkv.client.namespace import Namespace
 VOLATILE = frozenset({"_name_or_path", "transformers_version", "architectures", "dtype", "use_cache"})
 """Parts of a configuration that change as a model is saved and loaded. Class and dtypes are digested as they are."""
 
-Stamp = tuple[tuple[str, int, int], ...]
-_known: WeakKeyDictionary[torch.nn.Module, tuple[Stamp, str]] = WeakKeyDictionary()
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """What a tensor was when it was digested. It is compared itself: another one may come to lie where it lay."""
+
+    name: str
+    tensor: ref[torch.Tensor]
+    address: int
+    version: int
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> _Stamp:
+        return cls(name, ref(tensor), tensor.data_ptr(), _version(tensor))
+
+    def fits(self, name: str, tensor: torch.Tensor) -> bool:
+        there = (name, tensor.data_ptr(), _version(tensor))
+        return self.tensor() is tensor and (self.name, self.address, self.version) == there
+
+
+_known: WeakKeyDictionary[torch.nn.Module, tuple[list[_Stamp], str]] = WeakKeyDictionary()
 
 
 def namespace_of(model: Any, salt: str | bytes | None = None) -> Namespace:
@@ -24,12 +43,20 @@ def namespace_of(model: Any, salt: str | bytes | None = None) -> Namespace:
     The digest (xxh3, 128 bits) reads the weights once a model, and again when one was replaced or changed in place
     by an operation that torch counts. One that it does not count (through ``.data``) is not noticed: then say which
     weights they are with a ``Namespace`` of your own.
+
+    Raises ValueError for a model with adapters (PEFT): which of them is active is not a weight.
     """
-    stamp = tuple((name, tensor.data_ptr(), _version(tensor)) for name, tensor in _tensors(model))
-    known = _known.get(model)
-    if known is None or known[0] != stamp:
-        known = _known[model] = (stamp, _digest(model))
-    return Namespace(model=f"xxh3:{known[1]}", salt=salt)
+    if getattr(model, "peft_config", None) or getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            "a model with adapters loaded is not supported without a namespace, as they are switched on and off; "
+            "allowed: a radixkv.Namespace of your own, with lora=..."
+        )
+    tensors, (stamps, digest) = _tensors(model), _known.get(model, ([], ""))
+    as_it_was = len(stamps) == len(tensors) and all(map(_Stamp.fits, stamps, *zip(*tensors, strict=True)))
+    if not (digest and as_it_was):
+        digest = _digest(model)
+        _known[model] = [_Stamp.of(*now) for now in tensors], digest
+    return Namespace(model=f"xxh3:{digest}", salt=salt)
 
 
 def _digest(model: Any) -> str:

@@ -310,6 +310,9 @@ def test_the_loop_can_be_given_to_model_generate(llama: Any, plain: Any, client:
         ({"inputs_embeds": torch.zeros(1, 3, 32)}, "inputs_embeds"),
         ({"position_ids": torch.tensor([[5, 6, 7]])}, "position_ids"),
         ({"attention_mask": torch.tensor([[1, 1, 0]])}, "padding on the left"),
+        ({"attention_mask": torch.tensor([[0, 1]])}, r"attention_mask is \[1, 2\]; allowed: \[1, 3\]"),
+        ({"inputs": torch.ones(1, 3)}, "input_ids are .* of torch.float32"),
+        ({"inputs": torch.ones(0, 3).long()}, "an empty prompt"),
         ({"max_new_token": 4}, "max_new_token"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -320,8 +323,8 @@ def test_what_it_does_not_do_is_refused_by_name(
     computed: list[int] = []
     llama.register_forward_pre_hook(lambda *_: computed.append(1))
     with pytest.raises(ValueError, match=said):
-        asked = {"max_new_tokens": 2, "pad_token_id": PAD, **asked}
-        generate(llama, torch.tensor([[1, 2, 3]]), pool=client.pool(), **asked)
+        asked = {"inputs": torch.tensor([[1, 2, 3]]), "max_new_tokens": 2, "pad_token_id": PAD, **asked}
+        generate(llama, pool=client.pool(), **asked)
     assert computed == []
     assert held(client) == NOTHING
 
@@ -499,6 +502,25 @@ def test_equal_weights_have_one_name_and_others_another(llama: Any, plain: Any, 
     assert namespace_of(plain) not in (name, changed)
     llama.config.rms_norm_eps = 1e-3
     assert namespace_of(copy.deepcopy(llama)) != name
+
+
+def test_other_weights_in_the_same_place_have_another_name(llama: Any) -> None:
+    """What lies where a tensor lay is not that tensor: its memory is used again as soon as it is gone."""
+    norm, memory = llama.model.norm, np.ones(32, np.float32)
+    norm.weight = torch.nn.Parameter(torch.from_numpy(memory))
+    name = namespace_of(llama)
+    norm.weight = torch.nn.Parameter(torch.zeros(32))
+    memory[:] = 2
+    norm.weight = torch.nn.Parameter(torch.from_numpy(memory))
+    assert namespace_of(llama) != name
+
+
+def test_weights_that_can_be_switched_have_no_name_of_their_own(llama: Any) -> None:
+    llama.peft_config = {"first": "as the PEFT library leaves it on a model with adapters"}
+    with pytest.raises(ValueError, match=r"adapters loaded .* lora="):
+        namespace_of(llama)
+    del llama.peft_config
+    namespace_of(llama)
 
 
 def test_a_batch_computes_one_token_a_row() -> None:
