@@ -26,7 +26,7 @@ from radixkv.tree.walk import Match
 
 
 def grant(state: State, session: Worker, pool: Pool, body: Reserve) -> Reserved:
-    """To one who does not wait, in a pool without a host tier: nothing has to be copied first. Errors: as ``attempt``."""
+    """To one who does not wait, in a pool without a host tier: nothing is copied first. Errors: as ``attempt``."""
     planned = state.insist(session, plan.plan_reserve, pool, session, body)
     return _carry_out(state, session, pool, body, planned)
 
