@@ -192,7 +192,7 @@ class _Starter:
         pools = {}
         for pool in config.pools:
             pools[pool.name] = memory = PoolMemory.create(pool, cache_id, sessions)
-            self._lock(memory)
+            self._lock(memory, self._stack)
         if self._store is not None:
             self._keep(self._store, pools)
         return pools
@@ -209,10 +209,10 @@ class _Starter:
         store.keep(MANIFEST, fd)
         os.close(fd)
 
-    def _lock(self, memory: PoolMemory) -> None:
-        self._stack.callback(memory.close)
+    def _lock(self, memory: PoolMemory, stack: ExitStack) -> None:
+        stack.callback(memory.close)
         self._locks.append(arena.lock(memory.table.fd, LOCK_PATIENCE_S))
-        self._stack.callback(os.close, self._locks[-1])
+        stack.callback(os.close, self._locks[-1])
 
     def _stored_pools(self) -> dict[str, PoolMemory]:
         """The memory in the store; none if nobody has used it yet, or its daemon found a bug in itself.
@@ -229,7 +229,21 @@ class _Starter:
                 "the configuration does not fit the memory that an earlier daemon left: "
                 f"{'; '.join(different)}; undo that, or begin with empty pools by --cold"
             )
-        configured = {pool.name: pool for pool in config.pools}
+        with ExitStack() as opened:
+            pools = self._reopen(found, opened)
+            if any(memory.tainted for memory in pools.values()):
+                self._log.warning("cold start: an earlier daemon marked this memory as not to be trusted")
+                self._locks.clear()
+                return {}
+            self._stack.push(opened.pop_all())
+        for name in [name for name in stored if not name.startswith("member-")]:
+            for fd in stored.pop(name):
+                os.close(fd)
+        return pools
+
+    def _reopen(self, found: Mapping[str, Any], opened: ExitStack) -> dict[str, PoolMemory]:
+        """What the manifest lists, locked; ``opened`` closes it again. Errors: ConfigError, MemoryInUse."""
+        stored, configured = self._stored, {pool.name: pool for pool in self._config.pools}
         pools = {}
         try:
             # The first of them is written first, so they stay in this order, whatever the configuration's is by now.
@@ -239,15 +253,9 @@ class _Starter:
                 hosts = tuple(os.dup(stored[f"host-{place}-{rank}"][0]) for rank in range(pool.host_ranks))
                 table = os.dup(stored[f"table-{place}"][0])
                 pools[name] = PoolMemory.reopen(pool, (arenas, hosts, table), _placed(found, pool))
-                self._lock(pools[name])
+                self._lock(pools[name], opened)
         except VersionMismatch as error:
             raise ConfigError(f"{error}; begin with empty pools by --cold") from error
-        if any(memory.tainted for memory in pools.values()):
-            self._log.warning("cold start: an earlier daemon marked this memory as not to be trusted")
-            return {}
-        for name in [name for name in stored if not name.startswith("member-")]:
-            for fd in stored.pop(name):
-                os.close(fd)
         return pools
 
     def start_copier(self, pools: Mapping[str, PoolMemory]) -> Copiers | None:

@@ -15,6 +15,8 @@ import fcntl, os, sys
 names, command = sys.argv[1].split(":") if sys.argv[1] else [], sys.argv[3:]
 given = [int(fd) for fd in sys.argv[2].split(":")] if names else []
 spare = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + len(given)) for fd in given]
+for fd in given:
+    os.set_inheritable(fd, False)
 for place, fd in enumerate(spare):
     os.dup2(fd, 3 + place)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(given)), LISTEN_FDNAMES=":".join(names))

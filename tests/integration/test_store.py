@@ -180,10 +180,13 @@ def test_a_table_that_is_none_is_refused(store: StoreByHand, serve, cached) -> N
 
 
 def test_a_marked_table_is_not_trusted(store: StoreByHand, serve, cached, raw_worker) -> None:
+    """Nor kept, by anybody: else its memory would be taken twice."""
     os.pwrite(store.fd("table-0"), b"\x01", TAINTED_AT)
+    marked = {os.fstat(store.fd(name)).st_ino for name in MEMORY}
     daemon = serve()
     assert daemon.ready["cache_id"] != cached.ready["cache_id"]
     assert store.collect() == sorted(MEMORY + DOORS)
+    assert not marked & {path.stat().st_ino for path in Path(f"/proc/{daemon.ready['pid']}/fd").iterdir()}
     assert hits(raw_worker(daemon.ready["endpoint"])) == 0
     code, log = daemon.end(signal.SIGTERM)
     assert code == 0 and "not to be trusted" in log
