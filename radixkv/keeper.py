@@ -5,7 +5,8 @@
     claim the endpoint, open its sockets
     ┌─> start a daemon with all that is kept ──> keep what it sends (ipc/fdstore.py) ──> it ends and is reaped ─┐
     └── by a signal, an unexpected code, or 0 without being asked: again; a broken invariant (70): again, empty ┘
-        0 after SIGTERM or SIGINT to the keeper: 0; configuration, endpoint, memory (2, 3, 4): the same code
+        0 after SIGTERM or SIGINT to the keeper: 0; configuration, endpoint, memory (2, 3, 4): the same code,
+        but for what passes: memory that old workers still map, or that a killed daemon's copier still writes to
 
 One thread, no ZeroMQ, no memory mapped, nothing decided about pages. A daemon that dies while it starts is started
 again after a pause that grows; so is one that crashes again and again soon after. Should the keeper itself be killed,
@@ -81,6 +82,9 @@ class Keeper:
         stack.callback(self._forget)
         self._daemon = 0
         self._ready = False
+        """The daemon that runs, or ran last, has been ready."""
+        self._served = False
+        """One has been."""
         self._stops = 0
         self._crashes = 0
         self._patient_until = 0.0
@@ -92,7 +96,8 @@ class Keeper:
             self._log.info("the daemon ended", code=code, ready=self._ready, asked=self._is_stopping())
             if self._is_stopping():
                 return max(code, Exit.DRAINED)
-            if code in _FINAL and not (code == Exit.MEMORY and started < self._patient_until):
+            self._served |= self._ready
+            if code in _FINAL and not self._may_pass(code, started):
                 return code
             if code == Exit.BROKEN:
                 self._forget()
@@ -100,6 +105,11 @@ class Keeper:
             self._pause(code, time.monotonic() - started)
             if self._is_stopping():
                 return Exit.DRAINED
+
+    def _may_pass(self, code: int, started: float) -> bool:
+        """Old workers still map the old memory; or, once a daemon has served, what is left of it (its copier) still
+        has the lock."""
+        return (code == Exit.MEMORY and started < self._patient_until) or (code == Exit.IN_USE and self._served)
 
     def _is_stopping(self) -> bool:
         return self._stops > 0

@@ -463,6 +463,28 @@ def test_after_a_bug_memory_is_waited_for(keep, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["count"]
 
 
+SERVES_ONCE = """
+import os, socket, sys
+from pathlib import Path
+count = Path(sys.argv[1])
+n = len(count.read_text())
+count.write_text("x" * (n + 1))
+if n == 0:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as store:
+        store.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"])
+    os.abort()
+sys.exit([3, 3, 2][n - 1])
+"""
+
+
+def test_memory_that_a_killed_daemon_still_has_is_waited_for(keep, tmp_path: Path) -> None:
+    """Its copier holds the lock until the kernel is done with it. As the first answer, 3 is final."""
+    count = tmp_path / "count"
+    count.touch()
+    assert ended(keep(sys.executable, "-c", SERVES_ONCE, str(count)))[0] == 2
+    assert len(count.read_text()) == 4
+
+
 def test_a_crash_loop_costs_nothing(keep, tmp_path: Path) -> None:
     """Pauses of 0, 0.1, 0.2, 0.4 ... seconds; a stop ends the pause."""
     keeper = keep("/bin/false")
