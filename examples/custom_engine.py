@@ -152,6 +152,8 @@ class Engine:
         """One forward for all rows: the newest token of each, and behind it the guesses that follow."""
         if not self.batch:
             return
+        for row in [row for row in self.batch if row.seq.memory is not self.batch[-1].seq.memory]:
+            self.put_back(row)  # of a daemon before that of the row that came last
         guesses = [guess(row.tokens) for row in self.batch]
         news = [[row.tokens[-1], *guessed] for row, guessed in zip(self.batch, guesses, strict=True)]
         best = self.model.best(self.forward(self.batch, [row.written for row in self.batch], news, decode=True))
@@ -192,13 +194,14 @@ class Engine:
         slots = page * self.pool.page_size + positions % self.pool.page_size
         lengths = (torch.tensor(firsts) + counts).int()
         rotary = Rotary(self.model.cos, self.model.sin, positions)
+        memory = rows[0].seq.memory  # the pool's may be the next daemon's, where page ids mean others' pages
         if decode and self.groups is None:
             self.groups = group_prefixes(table, lengths, self.pool.page_size, queries=STEP)
         self.counts["steps that share pages"] += decode and self.groups.shared_spans > 0
         self.counts["computed"] += len(positions)
 
         def attend(layer, q, k, v):
-            keys, values = self.pool.keys(layer), self.pool.values(layer)
+            keys, values = memory.keys(layer), memory.values(layer)
             q = append(k, v, keys, values, slots, rotary=rotary, q=q)
             if not decode:
                 return prefill_attention(q, keys, values, table, lengths, starts)

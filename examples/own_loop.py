@@ -37,7 +37,7 @@ def attention(pool, seq, start, end):
     starts = torch.tensor([0, end - start], dtype=torch.int32)
 
     def attend(layer, q, k, v):
-        keys, values = pool.keys(layer), pool.values(layer)  # [pages, page_size, KV_HEADS, DIM], shared memory
+        keys, values = seq.memory.keys(layer), seq.memory.values(layer)  # [pages, page_size, KV_HEADS, DIM], shared
         q = append(k, v, keys, values, slots, rotary=Rotary(cos, sin, positions), q=q)
         if end - start == 1:
             return decode_attention(q, keys, values, table[None], lengths)

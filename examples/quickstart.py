@@ -16,7 +16,7 @@ def worker(name: str) -> None:
             print(f"{name}: {seq.cached_tokens} of {seq.length} tokens are cached; pages {seq.page_table.tolist()}")
             # Where a model would write the keys and values of the tokens that are not cached:
             for layer in range(pool.spec.layers):
-                keys, values = pool.keys(layer), pool.values(layer)
+                keys, values = seq.memory.keys(layer), seq.memory.values(layer)
                 for token in range(seq.cached_tokens, seq.length):
                     page, row = seq.page_table[token // pool.page_size], token % pool.page_size
                     keys[page, row] = token

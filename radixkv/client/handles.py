@@ -48,7 +48,8 @@ class PoolHandle(PoolState):
 
     def keys(self, layer: int) -> Pages:
         """Torch view [pages, page_size, kv_heads, head_dim] of the mapped arena, of a quantized pool a
-        ``radixkv.kernels.QuantizedPages``. Errors: BadRequest, Forked."""
+        ``radixkv.kernels.QuantizedPages``. After a restart of another daemon's arena: with a sequence's page table go
+        by its ``memory``. Errors: BadRequest, Forked."""
         return self._mapped().keys(layer)
 
     def values(self, layer: int) -> Pages:

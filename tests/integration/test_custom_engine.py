@@ -146,6 +146,38 @@ def test_a_daemon_that_dies_costs_time_only(
         expect_nothing_held(client)
 
 
+def test_what_it_had_of_one_daemon_is_not_written_into_the_pages_of_the_next(
+    custom_engine: Any, model: Any, daemon_factory: Any, wait_until: Any
+) -> None:
+    """Page ids mean nothing in another memory: there, those pages are somebody else's."""
+    pools = [{**POOL, "page_size": 16, "pages": 24}]
+    daemon = daemon_factory(pools=pools)
+    with radixkv.connect(daemon.endpoint) as client:
+        engine = custom_engine.Engine(model, client.pool(), radixkv.Namespace(model="random"))
+        rows = requests(custom_engine, 5)
+        engine.waiting.extend(rows)
+        for _ in range(3):
+            engine.step()
+        before = client.pool().memory
+        daemon.kill()
+        daemon = daemon_factory(pools=pools, endpoint=daemon.endpoint)
+        wait_until(lambda: client.pool().memory is not before, what="the client's way to the next daemon")
+        with radixkv.connect(daemon.endpoint) as other:
+            pool, prompt = other.pool(), list(range(24 * 16))
+            sides = [side(layer) for layer in range(2) for side in (pool.keys, pool.values)]
+            with pool.reserve(prompt, namespace=radixkv.Namespace(model="another")) as seq:
+                for side in sides:
+                    side[:] = 7.0
+                seq.commit(len(prompt))
+                engine.make_room()
+                assert engine.batch, "they have room for a step, so nobody has told them yet"
+                engine.verify()
+                assert all((side == 7.0).all() for side in sides)
+        engine.run([])
+        expect_tokens_of_the_model_alone(model, rows)
+        expect_nothing_held(client)
+
+
 def test_it_stops_behind_its_stop_token_and_guesses_do_not_matter(
     custom_engine: Any, model: Any, daemon_factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
