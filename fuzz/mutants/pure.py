@@ -40,6 +40,7 @@ SELECTION = (
     "tests/unit/client/test_snapshot.py",
     "tests/unit/client/test_verbs.py",
     "tests/unit/client/test_outbox.py",
+    "tests/unit/client/test_doubts.py",
     "tests/unit/client/test_step.py",
     "tests/unit/client/test_batch.py",
     "tests/unit/client/test_sequence.py",

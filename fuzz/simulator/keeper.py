@@ -60,7 +60,7 @@ class Keeper:
             client.lose(connection)
             return True
         due = client.now >= self._beat
-        if not due and not client.core.outbox.ready():
+        if not due and not client.core.ready(connection.session):
             return False
         if due:
             self._beat = client.now + connection.session.welcome.heartbeat_s

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fuzz.simulator.network import Socket
 from radixkv.client.batch import Outgoing
 from radixkv.client.core import Away, no_reply
-from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
+from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Synchronize, Verb
 from radixkv.client.session import Session
 from radixkv.commands import Failure
 from radixkv.errors import LimitExceeded, RadixKVError, Unavailable
@@ -107,7 +107,7 @@ class Thread:
                     self._answer = connection.session
                 elif late:
                     self._error = Unavailable("no daemon answers")
-            case Ask() | Repeat():
+            case Ask():
                 return self._trade(effect)
             case Synchronize():
                 if effect.event.query():
@@ -116,19 +116,19 @@ class Thread:
                 if effect.event is None or effect.event.query() or (effect.until or client.now) > client.now:
                     self._answer = None
             case NeedQuiet():
-                if not client.core.outbox.flying(effect.seq):
+                if not client.core.on_its_way(effect.seq):
                     self._answer = None
                 elif late:
                     self._error = no_reply(client.core)
         return self._answer is not _NOTHING or self._error is not None
 
-    def _trade(self, effect: Ask | Repeat) -> bool:
+    def _trade(self, ask: Ask) -> bool:
         try:
             if self._exchange is None:
-                self._exchange = self._open_exchange(effect)
+                self._exchange = self._open_exchange(ask)
             moved = self._exchange.go()
             if self._exchange.complete:
-                self._answer = effect.answers() if isinstance(effect, Ask) else effect.outgoing.reply
+                self._answer = ask.answers()
         except RadixKVError as error:
             self._error = error.with_traceback(None)
             moved = True
@@ -136,16 +136,15 @@ class Thread:
             connection = self._exchange.connection if self._exchange else self._client.connection
             self._exchange = None
             if self.joining is None and connection is not None:
-                self._look_after(connection, effect.session)
+                self._look_after(connection, ask.session)
         return moved
 
-    def _open_exchange(self, effect: Ask | Repeat) -> _Exchange:
+    def _open_exchange(self, ask: Ask) -> _Exchange:
         """Errors: Unavailable."""
         connection = self.joining or self._client.connection
-        if connection is None or connection.session is not effect.session or connection.over:
+        if connection is None or connection.session is not ask.session or connection.over:
             raise Unavailable("the session ended")
-        until = self._until + (effect.wait_s if isinstance(effect, Ask) else 0.0)
-        return _Exchange(self._client, connection, self._line(connection), effect, until)
+        return _Exchange(self._client, connection, self._line(connection), ask, self._until + ask.wait_s)
 
     def _look_after(self, connection: Connection, session: Session) -> None:
         """What ``Link.exchange`` makes of an end: the session may be away, or over."""
@@ -172,13 +171,11 @@ class Thread:
 class _Exchange:
     """One question on its way: wait until somebody accepts us, send, take in replies until all are there."""
 
-    def __init__(
-        self, client: Client, connection: Connection, socket: Socket, effect: Ask | Repeat, until: float
-    ) -> None:
+    def __init__(self, client: Client, connection: Connection, socket: Socket, ask: Ask, until: float) -> None:
         self._client = client
         self.connection = connection
         self._socket = socket
-        self._effect = effect
+        self._ask = ask
         self._until = until
         self._sent: list[Outgoing] | None = None
         self._ended = False
@@ -189,15 +186,14 @@ class _Exchange:
 
     def go(self) -> bool:
         """False: nothing has moved. Errors: Timeout, Unavailable, Away."""
-        core, effect, epoch = self._client.core, self._effect, self.connection.epoch
+        core = self._client.core
         if self._sent is None:
             if not self._client.writable(self._socket):
                 return self._wait(Unavailable("no daemon answers"))
-            if isinstance(effect, Ask):
-                self._sent = core.envelop(effect, self._until, epoch)
-            else:
-                self._sent = core.again(effect, epoch)
-                self._client.note("repeat", f"#{effect.outgoing.request.id}")
+            self._sent = core.envelop(self._ask, self._until, self.connection.epoch)
+            for out in self._sent:
+                if out.repeated:
+                    self._client.note("repeat", f"#{out.request.id}")
             move = self._send
         else:
             move = self._receive

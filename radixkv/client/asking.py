@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from radixkv.client.batch import FreeItem, Item, Part, ShareItem, as_error, pack
+from radixkv.client.batch import FreeItem, Item, Part, ShareItem, as_error
 from radixkv.client.core import Away, Core
-from radixkv.client.effects import Ask, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
+from radixkv.client.effects import Ask, NeedQuiet, NeedSession, Synchronize, Verb
 from radixkv.client.outbox import Deferred, Event
+from radixkv.client.packing import pack
 from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
 from radixkv.commands import Body, Failure, Loaded, Reply, WaitLoaded
@@ -46,8 +47,7 @@ def ready(seq: SequenceState) -> Verb[Session]:
         over = SessionLost("the session is over") if seq.session.over else seq.lost
         raise over or StaleHandle("freed or handed off", seq=seq.id)
     session = yield from same_session(seq)
-    for outgoing in list(seq.unsettled):
-        yield from persist(Repeat(session, outgoing))
+    yield from _settled(seq.pool.core, session, seq)
     if seq.closed:
         raise StaleHandle("handed off", seq=seq.id)
     if seq.broken is not None:
@@ -70,17 +70,17 @@ def whole(core: Core, seq: SequenceState) -> Verb[Session]:
 # -- sending ----------------------------------------------------------------------------------------------------------
 
 
-def persist(effect: Ask | Repeat) -> Verb[Any]:
+def persist(ask: Ask) -> Verb[Any]:
     """Carry it out. If the daemon goes away: what it has not answered, with the next one, once the session has resumed.
 
     Errors: SessionLost when the next daemon does not know the session; Unavailable when none comes in time.
     """
     while True:
         try:
-            return (yield effect)
+            return (yield ask)
         except Away:
-            session: Session = yield NeedSession(effect.wait_s if isinstance(effect, Ask) else 0.0)
-        if session is not effect.session:
+            session: Session = yield NeedSession(ask.wait_s)
+        if session is not ask.session:
             raise SessionLost("the session is over: the next daemon does not know it")
 
 
@@ -134,12 +134,24 @@ def _synchronize(fenced: Sequence[Deferred]) -> Verb[None]:
             deferred.event = None
 
 
-def _quiet(core: Core, session: Session, seq: SequenceState, busy: Callable[[SequenceState], bool]) -> Verb[None]:
-    while busy(seq):
-        if core.outbox.flying(seq):
+def _idle(seq: SequenceState) -> bool:  # noqa: ARG001 - nothing else is to be waited for
+    return False
+
+
+def _settled(
+    core: Core, session: Session, seq: SequenceState, busy: Callable[[SequenceState], bool] = _idle
+) -> Verb[None]:
+    """Wait until nothing about the sequence is in doubt, and it is not ``busy``. Any message asks and sends: another
+    thread's that is on its way, or else ours."""
+    while seq.unsettled or busy(seq):
+        if core.on_its_way(seq):
             yield NeedQuiet(seq)
         else:
             yield from persist(Ask(session))
+
+
+def _quiet(core: Core, session: Session, seq: SequenceState, busy: Callable[[SequenceState], bool]) -> Verb[None]:
+    yield from _settled(core, session, seq, busy)
     failure = seq.pool.core.outbox.seen(seq)
     if failure is not None:
         raise failure

@@ -1,12 +1,6 @@
-"""Operations on sequences, packed into messages so that each sequence sees them in the order they were asked for.
+"""Operations on sequences, the messages that they travel in, and what the answers change.
 
-A Step carries its lists out in a fixed order: copied, free, truncate, commit, extend, share. ``pack`` puts an item
-into the first message in which that order is right for its sequence::
-
-    asked for (a, b: sequences)                  messages
-    commit a, truncate b, extend a               step{truncate b; commit a; extend a}
-    extend a, commit a, free a                   step{extend a}, step{commit a}, step{free a}
-    commit a, handoff a                          step{commit a}, handoff a
+Which go together in a message, and in which order messages leave, is in ``packing.py``.
 """
 
 from __future__ import annotations
@@ -77,7 +71,7 @@ class Item:
 
     def settle(self, result: Any) -> None:
         if isinstance(result, Failure):
-            self.error = self.seq.lost or as_error(result)
+            self.error = self.seq.broken or as_error(result)
             if isinstance(self.error, CopyFailed):
                 self.seq.not_loaded(self.error)
         else:
@@ -89,6 +83,11 @@ class Item:
         if self.error is not None:
             raise self.error
         return self.value
+
+    def _free_later(self) -> None:
+        outbox = self.seq.pool.core.outbox
+        outbox.drop(self.seq.session, self.seq.id)
+        outbox.press()
 
 
 class CopiedItem(Item):
@@ -121,8 +120,9 @@ class FreeItem(Item):
 
     def settle(self, result: Any) -> None:
         super().settle(result)
-        if isinstance(self.error, Timeout):  # came too late and was not executed
-            self.seq.pool.core.outbox.drop(self.seq.session, self.seq.id)
+        # It came too late and was not executed; or nobody knows whether it was.
+        if isinstance(self.error, Timeout) or (self.error is not None and self.seq.broken is not None):
+            self._free_later()
         else:
             self.seq.given_up()
 
@@ -144,12 +144,6 @@ class TruncateItem(Item):
         # A later one on its way may have given up the target: then the last of them copies what is left.
         last = not self.seq.pool.core.outbox.truncates_after(self)
         self.seq.truncated_to(self.n, result, self.copy and last)
-        # A commit before it may still be without an answer. If it was executed, then of these tokens; a repeat that
-        # comes to the daemon only now is refused, because it names more than there are.
-        for out in self.seq.unsettled:
-            for item in out.batch.items if out.batch is not None else ():
-                if item.seq is self.seq and isinstance(item, CommitItem):
-                    item.n = min(item.n, self.n)
 
 
 class CommitItem(Item):
@@ -225,6 +219,11 @@ class HandoffItem(Item):
 
     def apply(self, result: Any) -> None:  # noqa: ARG002 - the answer says nothing more
         self.seq.given_up()
+
+    def settle(self, result: Any) -> None:
+        super().settle(result)
+        if self.error is not None and self.seq.closed:  # it was fenced: nobody can free it any more
+            self._free_later()
 
 
 class CompactItem(Item):
@@ -305,6 +304,7 @@ class Outgoing:
         self.deferred = deferred
         """It comes from the outbox: its errors surface at the next call on their sequences."""
         self.repeated = False
+        """It has been sent a second time."""
         self.reply: Reply | None = None
 
     def settle(self, reply: Reply) -> None:
@@ -312,12 +312,24 @@ class Outgoing:
         if self.reply is not None:
             return
         self.reply = reply
-        for item in self.batch.items if self.batch is not None else ():
-            if self in item.seq.unsettled:
-                item.seq.unsettled.remove(self)
-                self._distrust(item.seq, reply)
+        for seq in self.certain():
+            self._distrust(seq, reply)
         if self.part is not None:
             self.part.settle(reply)
+
+    def doubtful(self) -> None:
+        """No answer came in time: whether it was executed is not known."""
+        for item in self.batch.items if self.batch is not None else ():
+            if self not in item.seq.unsettled:
+                item.seq.unsettled.append(self)
+
+    def certain(self) -> list[SequenceState]:
+        """It is in doubt no longer. For which sequences it was."""
+        items = self.batch.items if self.batch is not None else ()
+        doubted = list(dict.fromkeys(item.seq for item in items if self in item.seq.unsettled))
+        for seq in doubted:
+            seq.unsettled.remove(self)
+        return doubted
 
     @property
     def batch(self) -> Batch | None:
@@ -329,26 +341,9 @@ class Outgoing:
             seq.broken = StaleHandle("whether its last request was executed is not known any more", seq=seq.id)
 
 
-def pack(items: Iterable[Item], limit: int = 4096) -> list[Batch]:
-    """The fewest messages of at most ``limit`` items in which each sequence's items keep their order."""
-    batches: list[Batch] = []
-    places: dict[SequenceState, tuple[int, int]] = {}
-    for item in items:
-        at, rank = places.get(item.seq, (0, -1))
-        if item.rank < rank or rank == HandoffItem.rank:
-            at += 1
-        while at < len(batches) and not _has_room(batches[at], item, limit):
-            at += 1
-        if at == len(batches):
-            batches.append(Batch())
-        batches[at].items.append(item)
-        places[item.seq] = (at, item.rank)
-    return batches
-
-
-def _has_room(batch: Batch, item: Item, limit: int) -> bool:
-    held = batch.items
-    return bool(item.field and held[0].field) and len(held) < limit
+def not_executed(reply: Reply) -> bool:
+    """The message came too late; or it is a repeat that came too late to be told what the first one did."""
+    return isinstance(reply, Failure) and reply.code in (Timeout.code, BadRequest.code)
 
 
 def lost(reply: Reply) -> bool:

@@ -4,6 +4,10 @@ A shell does the rest: it connects (``opened``, or ``rejoined`` and ``resumed``,
 (``envelop``), hands in what it receives (``receive``), and says what never came (``abandon``). All methods may be
 called from any thread.
 
+**A request without an answer is in doubt** until it has one: the next message of any thread, and the heartbeat, takes
+it along once more, under the same id, and the daemon executes it once. Until then nothing else is sent for its
+sequences: what a sequence is told, it is told in the order in which it happened.
+
 **What is known of a sequence changes in one place**, ``receive``, and only by a reply whose request is still pending.
 Requests become pending in ``_number`` under the session's present epoch; ``rejoined``, which begins another epoch,
 takes all of them back. All three hold ``_settling``. So from the moment at which the claims of a resume are made, no
@@ -15,10 +19,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, takewhile
-from weakref import WeakValueDictionary
 
-from radixkv.client.batch import Batch, FreeItem, Outgoing, Part, ShareItem, lost
-from radixkv.client.effects import Ask, Repeat
+from radixkv.client.batch import Batch, FreeItem, Outgoing, Part, ShareItem, lost, not_executed
+from radixkv.client.effects import Ask
 from radixkv.client.outbox import Drop, Outbox
 from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
@@ -44,8 +47,6 @@ class Core:
         self._next_sequence = 1
         self._pending: dict[int, Outgoing] = {}
         """By request id, in the order of numbering."""
-        self._late: WeakValueDictionary[int, Outgoing] = WeakValueDictionary()
-        """Abandoned, but their sequences would still like to know."""
         self._unwanted: dict[int, list[Drop]] = {}
         """What abandoned requests may still make, by request id: it can be freed as soon as they are answered."""
 
@@ -70,12 +71,13 @@ class Core:
 
     def ended(self, session: Session) -> bool:
         """The session is over, its sequences are lost. False if that was known."""
-        with self._lock:
+        with self._settling:
             known = session.over
             session.over = True
             session.away = False
             if self.session is session:
                 self.session = None
+            self._give_up_asking(session)
         return not known
 
     def rejoined(self, session: Session, welcome: Welcome) -> list[SequenceState]:
@@ -84,15 +86,10 @@ class Core:
         Gives the sequences to be claimed. What is known of them stays as it is until ``resumed``.
         """
         with self._settling:
-            self._take_back([out for out in self._pending.values() if out.request.session == session.id], session)
-            for request, out in list(self._late.items()):
-                if out.request.session == session.id:
-                    del self._late[request]
+            pending = {out.request.id: out for out in self._pending.values() if out.request.session == session.id}
+            self._take_back((pending | session.doubts).values(), session)
             session.welcome = welcome
-            claimed = sorted(session.sequences, key=lambda seq: seq.id)
-            for seq in claimed:
-                seq.unsettled.clear()
-        return claimed
+            return sorted(session.sequences, key=lambda seq: seq.id)
 
     def resumed(self, session: Session, epoch: int) -> None:
         """Everything has been claimed: verbs go on."""
@@ -112,24 +109,36 @@ class Core:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def envelop(self, ask: Ask, until: float, epoch: int) -> list[Outgoing]:
-        """The messages to send for an Ask, in order: what the outbox has ready, then its own parts without an answer.
+        """The messages to send for an Ask, in order: what is in doubt, what the outbox has ready, then its own parts
+        without an answer.
 
         ``until``: monotonic; later than this the caller does not want it any more. ``epoch``: that of the daemon they
         will be sent to. Ids are given here and the shell sends at once, so that they arrive nearly in order.
         Errors: Away, when the session goes on with another daemon.
         """
-        now = self.clock()
         session = ask.session
         with self._settling:
             if epoch != session.epoch:
                 raise Away("the session goes on with another daemon")
-            batches, cancels = ([], []) if ask.alone else self.outbox.take(session, now)
-            soon = min(until, now + self.timeout)
-            carried = [self._number(session, soon, cancel) for cancel in cancels]
-            carried += [self._number(session, soon, batch, deferred=True) for batch in batches]
+            carried = [] if ask.alone else [*self._again(session), *self._deferred(session, until)]
             answered = {place: out for place, out in enumerate(ask.sent) if out.reply is not None}
             ask.sent = [answered.get(i) or self._number(session, until, part) for i, part in enumerate(ask.parts)]
         return carried + [out for out in ask.sent if out.reply is None]
+
+    def _again(self, session: Session) -> list[Outgoing]:
+        """What is in doubt and not being asked by another thread at this moment."""
+        doubts = [out for request, out in session.doubts.items() if request not in self._pending]
+        for out in doubts:
+            out.repeated = True
+            self._pending[out.request.id] = out
+        return doubts
+
+    def _deferred(self, session: Session, until: float) -> list[Outgoing]:
+        now = self.clock()
+        batches, cancels = self.outbox.take(session, now)
+        soon = min(until, now + self.timeout)
+        carried = [self._number(session, soon, cancel) for cancel in cancels]
+        return carried + [self._number(session, soon, batch, deferred=True) for batch in batches]
 
     def _number(self, session: Session, deadline: float, part: Body | Part, deferred: bool = False) -> Outgoing:
         body = part.body() if isinstance(part, Part) else part
@@ -141,15 +150,19 @@ class Core:
         self._pending[request.id] = out
         return out
 
-    def again(self, repeat: Repeat, epoch: int) -> list[Outgoing]:
-        """The same request is about to be sent a second time; not to another daemon, which would execute it anew."""
-        out = repeat.outgoing
-        with self._settling:
-            if epoch != repeat.session.epoch or out.request.epoch != epoch:
-                return []
-            out.repeated = True
-            self._pending[out.request.id] = out
-        return [out]
+    def unfinished(self, session: Session) -> bool:
+        """Is anything fenced, or in doubt? Then somebody has to look after it, although nobody waits."""
+        return len(self.outbox) > 0 or bool(session.doubts)
+
+    def ready(self, session: Session) -> bool:
+        """Would a message take something along that nobody waits for?"""
+        return self.outbox.ready() or any(request not in self._pending for request in list(session.doubts))
+
+    def on_its_way(self, seq: SequenceState) -> bool:
+        """Does some thread wait for an answer that concerns this sequence, to a fenced operation or to what is in
+        doubt? Takes no lock."""
+        doubts = list(seq.unsettled)
+        return any(out.request.id in self._pending for out in doubts) if doubts else self.outbox.flying(seq)
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -159,7 +172,7 @@ class Core:
         Errors: Away, when the daemon does not know the session but another one may.
         """
         with self._settling:
-            out = self._pending.get(request) or self._late.get(request)
+            out = self._pending.get(request) or session.doubts.get(request)
             self._late_grant(request)
             if out is None:
                 return
@@ -168,19 +181,21 @@ class Core:
                 if session.away:
                     raise Away("the daemon does not know the session")
             self._pending.pop(request, None)
-            self._late.pop(request, None)
+            session.doubts.pop(request, None)
             try:
                 out.settle(reply)
             finally:
                 if out.deferred and out.batch is not None:
-                    self.outbox.landed(out.batch, session)
+                    self.outbox.landed(out.batch, session, not_executed(reply))
+                elif out.repeated:
+                    self.outbox.changed()
 
     def abandon(self, outgoing: Iterable[Outgoing], session: Session, error: RadixKVError) -> None:
         """No reply came to these in time, or none can come any more.
 
-        What they would have made is freed later; sequences they would have changed are asked about (``Repeat``)
-        before their next verb, unless a late reply settles them first. When the daemon went away, there is nothing to
-        be asked: what it executed and did not answer, the next one will not know of.
+        What they would have made is freed later; what they would have changed is in doubt, unless a late reply comes.
+        When the daemon went away, there is nothing to be asked: what it executed and did not answer, the next one will
+        not know of.
         """
         with self._settling:
             unanswered = [out for out in outgoing if self._pending.get(out.request.id) is out]
@@ -189,27 +204,41 @@ class Core:
                 return
             for out in unanswered:
                 del self._pending[out.request.id]
-                self._give_back(out, session)
-                if out.batch is not None:
-                    self._late[out.request.id] = out
-                    self._doubt(out, out.batch, session, error)
+                if out.request.id not in session.doubts:
+                    self._give_back(out, session)
+                    if out.batch is not None:
+                        self._doubt(out, out.batch, session, error)
+            if session.over:
+                self._give_up_asking(session)
+            self.outbox.changed()
 
     def _doubt(self, out: Outgoing, batch: Batch, session: Session, error: RadixKVError) -> None:
         for item in batch.items:
             item.error = error
             if isinstance(item, ShareItem):
                 item.count = 0  # the children are given back
-            if isinstance(item, FreeItem):
+            if isinstance(item, FreeItem) and not out.deferred:
                 self.outbox.drop(session, item.seq.id)
-            elif out not in item.seq.unsettled:
-                item.seq.unsettled.append(out)
-        if out.deferred:
-            self.outbox.landed(batch, session, unanswered=True)
+        if out.deferred or not all(isinstance(item, FreeItem) for item in batch.items):
+            session.doubts[out.request.id] = out
+            out.doubtful()
+            self.outbox.stirred()
 
-    def _take_back(self, outgoing: Sequence[Outgoing], session: Session) -> None:
+    def _give_up_asking(self, session: Session) -> None:
+        """It is over: nobody answers any more. Errors of fenced operations are told as they are."""
+        for out in list(session.doubts.values()):
+            self._pending.pop(out.request.id, None)
+            session.doubts.pop(out.request.id, None)
+            out.certain()
+            if out.deferred and out.batch is not None:
+                self.outbox.landed(out.batch, session)
+
+    def _take_back(self, outgoing: Iterable[Outgoing], session: Session) -> None:
         """These count as never sent. Who waits for one asks the next daemon; the outbox's go to it before others."""
         for out in sorted(outgoing, key=lambda out: out.request.id, reverse=True):
-            del self._pending[out.request.id]
+            self._pending.pop(out.request.id, None)
+            session.doubts.pop(out.request.id, None)
+            out.certain()
             if out.deferred and out.batch is not None:
                 self.outbox.recall(out.batch, session)
 

@@ -40,9 +40,11 @@ class NeedSession:
 
 @dataclass(slots=True)
 class Ask:
-    """Send these in order, in one round trip, behind what the outbox has ready; gives their replies (``answers``).
+    """Send these in order, in one round trip, behind what nobody waits for; gives their replies (``answers``).
 
-    ``wait_s``: how much longer than the client's timeout the reply may take. Without parts: only the outbox is sent.
+    That is what the outbox has ready, and requests in doubt, which are asked again (``Core.envelop``).
+
+    ``wait_s``: how much longer than the client's timeout the reply may take. Without parts: only those are sent.
     Throws Timeout, Unavailable; ``sent`` then says what may have been executed. Throws Away when the daemon went away
     and the next one may know the session: the same Ask then sends what was not answered (``asking.persist``).
     """
@@ -51,19 +53,11 @@ class Ask:
     parts: Sequence[Body | Part] = ()
     wait_s: float = 0.0
     alone: bool = False
-    """Nothing of the outbox goes along."""
+    """Nothing else goes along."""
     sent: list[Outgoing] = field(default_factory=list)
 
     def answers(self) -> list[Reply]:
         return [out.reply for out in self.sent if out.reply is not None]
-
-
-@dataclass(slots=True)
-class Repeat:
-    """Send a request again under its old id; gives its reply, None if another daemon is there now. Throws like Ask."""
-
-    session: Session
-    outgoing: Outgoing
 
 
 @dataclass(slots=True)
@@ -88,5 +82,5 @@ class NeedQuiet:
     seq: SequenceState
 
 
-Effect = NeedSession | Ask | Repeat | Synchronize | Linger | NeedQuiet
+Effect = NeedSession | Ask | Synchronize | Linger | NeedQuiet
 Verb: TypeAlias = Generator[Effect, Any, T]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from radixkv.client.link import Link
 
 FENCE_POLL_S = 0.05
-"""How often fenced operations are looked after while there are any."""
+"""How often fenced operations, and requests in doubt, are looked after while there are any."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.02, 0.5
 FENCE_LAST_POLL_S = 0.002
 """The same when the client is about to close."""
@@ -73,13 +73,13 @@ class Keeper:
             interval = connection.session.welcome.heartbeat_s
             beat = min(beat, core.clock() + interval)
             wait = max(0.0, beat - core.clock())
-            if self._hung_up(connection, min(wait, FENCE_POLL_S) if len(core.outbox) else wait):
+            if self._hung_up(connection, min(wait, FENCE_POLL_S) if core.unfinished(connection.session) else wait):
                 link.lose(connection)
                 continue
             due = core.clock() >= beat
             if due:
                 beat = core.clock() + interval
-            if due or len(core.outbox) or core.outbox.pressing:
+            if due or core.unfinished(connection.session) or core.outbox.pressing:
                 self._send(Ask(connection.session, [Heartbeat()] if due else ()), core.timeout)
         self._farewell()
 
@@ -134,7 +134,7 @@ class Keeper:
         """Fenced operations whose events are done soon still go out; pages of the others are lost to everybody."""
         core = self._link.core
         while len(core.outbox) and self._link.present() is connection and core.clock() < until:
-            if core.outbox.ready():
+            if core.ready(connection.session):
                 self._send(Ask(connection.session), until - core.clock())
             else:
                 time.sleep(FENCE_LAST_POLL_S)

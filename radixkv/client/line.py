@@ -19,7 +19,7 @@ from radixkv.client import forks
 from radixkv.client.batch import Outgoing
 from radixkv.client.connection import ENDED, HANGUP, Connection
 from radixkv.client.core import Core, no_reply
-from radixkv.client.effects import Ask, Repeat
+from radixkv.client.effects import Ask
 from radixkv.client.session import Session
 from radixkv.commands import Failure, Reply
 from radixkv.errors import LimitExceeded, RadixKVError, Timeout, Unavailable
@@ -104,12 +104,12 @@ class Line:
         self._socket: zmq.Socket[bytes] | None = None
         self._connected: Connection | None = None
 
-    def exchange(self, connection: Connection, effect: Ask | Repeat, until: float) -> None:
+    def exchange(self, connection: Connection, ask: Ask, until: float) -> None:
         """Send what is asked and take in replies until all are there. Errors: Timeout, Unavailable, Away."""
         with self._lock, connection:
             socket = self._prepare(connection)
             patience = Patience(self._core, connection, int(socket.getsockopt(zmq.FD)), until)
-            steps = self._steps(connection, effect, until)
+            steps = self._steps(connection, ask, until)
             with closing(steps), suppress(StopIteration):
                 next(steps)
                 while True:
@@ -119,14 +119,11 @@ class Line:
                         steps.throw(error)
                     next(steps)
 
-    def _steps(self, connection: Connection, effect: Ask | Repeat, until: float) -> Steps:
+    def _steps(self, connection: Connection, ask: Ask, until: float) -> Steps:
         """An exchange without its waiting. Who drives it throws in what ends the waiting too early."""
         socket, session = self._prepare(connection), connection.session
         yield from self._writable(socket)
-        if isinstance(effect, Ask):
-            outgoing = self._core.envelop(effect, until, connection.epoch)
-        else:
-            outgoing = self._core.again(effect, connection.epoch)
+        outgoing = self._core.envelop(ask, until, connection.epoch)
         try:
             for out in outgoing:
                 yield from self._send(socket, out, session)

@@ -26,7 +26,7 @@ import zmq
 from radixkv.client import forks, verbs
 from radixkv.client.connection import ENDED, Connection
 from radixkv.client.core import Away, Core, no_reply
-from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
+from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Synchronize, Verb
 from radixkv.client.keeper import BYE_S, FAREWELL_S, Keeper
 from radixkv.client.line import Line
 from radixkv.client.mapping import map_pool
@@ -123,9 +123,6 @@ class Link:
             case Ask():
                 self.exchange(effect, until + effect.wait_s)
                 return effect.answers()
-            case Repeat():
-                self.exchange(effect, until)
-                return effect.outgoing.reply
             case Synchronize():
                 return effect.event.synchronize()
             case Linger():
@@ -133,12 +130,12 @@ class Link:
             case NeedQuiet():
                 return self._wait_for_quiet(effect, until)
 
-    def exchange(self, effect: Ask | Repeat, until: float) -> None:
+    def exchange(self, ask: Ask, until: float) -> None:
         """Carry a question to the daemon and its answers back. Errors: Timeout, Unavailable, Away."""
         line = self._line()
         try:
-            with self.conversation(effect.session) as connection:
-                line.exchange(connection, effect, until)
+            with self.conversation(ask.session) as connection:
+                line.exchange(connection, ask, until)
         finally:
             if self.closed:
                 line.close()
@@ -185,7 +182,7 @@ class Link:
 
     def _wait_for_quiet(self, effect: NeedQuiet, until: float) -> None:
         with self._changed:
-            while self.core.outbox.flying(effect.seq):
+            while self.core.on_its_way(effect.seq):
                 left = until - self.core.clock()
                 if left <= 0:
                     raise no_reply(self.core)

@@ -32,7 +32,7 @@ from radixkv.client import verbs
 from radixkv.client.batch import Outgoing
 from radixkv.client.connection import ENDED, Connection
 from radixkv.client.core import Away, Core, no_reply
-from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
+from radixkv.client.effects import Ask, Effect, Linger, NeedQuiet, NeedSession, Synchronize, Verb
 from radixkv.client.line import LAST_WORDS_S, Line, Steps
 from radixkv.client.link import LINGER_S, Link
 from radixkv.client.outbox import Event
@@ -135,13 +135,13 @@ class LoopLine(Line):
 
     # -- exchanges ------------------------------------------------------------------------------------------------
 
-    async def converse(self, connection: Connection, effect: Ask | Repeat, until: float) -> None:
+    async def converse(self, connection: Connection, ask: Ask, until: float) -> None:
         """Send what is asked and wait until all replies are there. Errors: Timeout, Unavailable, Away."""
         exchange = Exchange(self._core, connection, until)
         with connection:
             self._exchanges.add(exchange)
             try:
-                await self._drive(self._steps(connection, effect, until), exchange)
+                await self._drive(self._steps(connection, ask, until), exchange)
             finally:
                 self._forget(exchange)
                 self.look()
@@ -294,9 +294,6 @@ class LoopLink(Link):
             case Ask():
                 await self._converse(effect, until + effect.wait_s, line)
                 return effect.answers()
-            case Repeat():
-                await self._converse(effect, until, line)
-                return effect.outgoing.reply
             case Synchronize():
                 return await in_thread(effect.event.synchronize)
             case Linger():
@@ -310,9 +307,9 @@ class LoopLink(Link):
                 raise self.absent()
         return connection.session
 
-    async def _converse(self, effect: Ask | Repeat, until: float, line: LoopLine) -> None:
-        with self.conversation(effect.session) as connection:
-            await line.converse(connection, effect, until)
+    async def _converse(self, ask: Ask, until: float, line: LoopLine) -> None:
+        with self.conversation(ask.session) as connection:
+            await line.converse(connection, ask, until)
 
     async def _linger_on(self, event: Event | None, until: float | None, line: LoopLine) -> None:
         if event is None:
@@ -324,7 +321,7 @@ class LoopLink(Link):
                 await asyncio.sleep(LINGER_S)
 
     async def _quiet(self, effect: NeedQuiet, until: float, line: LoopLine) -> None:
-        while self.core.outbox.flying(effect.seq):
+        while self.core.on_its_way(effect.seq):
             if not await line.news(until):
                 raise no_reply(self.core)
             self.check()

@@ -7,8 +7,10 @@
     seq.free()                                 no fence of its own: goes out behind the others
 
 Any thread's next message, and the heartbeat, takes along what is ready. A sequence with operations on their way
-(``flying``) sends nothing more until they are answered: messages of different threads may overtake each other. Those
-that a daemon did not answer before it went away come back to the front of their queues (``recall``).
+(``flying``) sends nothing more until they are answered, however long that takes and how often they have to be asked
+about (``Core.envelop``): messages of different threads may overtake each other, and answers may be lost one by one. For
+the same reason they all leave in one message, but for a free, after which no answer matters. Those that a daemon did
+not answer before it went away come back to the front of their queues (``recall``).
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from radixkv.client.batch import Batch, CommitItem, FreeItem, HandoffItem, Item, TruncateItem, pack
+from radixkv.client.batch import Batch, CommitItem, FreeItem, HandoffItem, Item, TruncateItem
+from radixkv.client.packing import pack
 from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
 from radixkv.commands import Cancel
@@ -85,8 +88,8 @@ class Outbox:
         self.stirred: Callable[[], None] = _nothing
         """Called when there is something to look after, or to send soon."""
         self.pressing = False
-        """There is something that should not wait for the next message: pages that a late grant gave to nobody, a
-        request that waits for nobody."""
+        """There is something that should not wait for the next message: pages that nobody holds, as far as is known
+        here, a request that waits for nobody."""
         self._lock = threading.Lock()
         self._dropped: deque[Drop] = deque()
         self._cancels: deque[tuple[Session, int]] = deque()
@@ -133,16 +136,20 @@ class Outbox:
             return sum(len(queue) for queue in self._queues.values())
 
     def ready(self) -> bool:
-        """Has the device finished what any of them waits for?"""
+        """Has the device finished what any of them waits for, and nothing else holds it up?"""
         with self._lock:
-            return any(queue[0].done() for queue in self._queues.values())
+            return any(queue[0].done() for seq, queue in self._queues.items() if not self._held(seq))
 
     def behind(self, seq: SequenceState) -> bool:
         """Has the next operation of this sequence to queue?"""
         return seq in self._queues or seq in self._flying
 
     def flying(self, seq: SequenceState) -> bool:
+        """Has some operation of this sequence gone out that is not answered yet?"""
         return seq in self._flying
+
+    def _held(self, seq: SequenceState) -> bool:
+        return seq in self._flying or bool(seq.unsettled)
 
     def fenced(self, seq: SequenceState, before_extend: bool = False) -> list[Deferred]:
         """What to synchronize before all queued operations (or, before an extend, the last truncate) are ready."""
@@ -227,28 +234,39 @@ class Outbox:
             if seq.session is not session or seq.lost:
                 self._lose(seq)
                 continue
-            if seq in self._flying:
+            if self._held(seq):
                 continue
-            while queue and queue[0].done():
-                front = queue.popleft()
-                if front.executed():
-                    continue
-                if front.failure is not None:
-                    self._distrust(seq, queue, front)
-                    continue
-                items.append(front.item)
-                self._flying.setdefault(seq, []).append(front.item)
+            if seq.broken is not None and not isinstance(queue[0].item, FreeItem):
+                self._distrust(seq, queue, seq.broken)
+            self._go(seq, queue, items)
             if not queue:
                 del self._queues[seq]
         return items
 
-    def _distrust(self, seq: SequenceState, queue: deque[Deferred], front: Deferred) -> None:
-        """After a fence that failed nothing of the sequence is published any more; giving it up is still right."""
-        left = [Deferred(FreeItem(seq), None) for deferred in (front, *queue) if isinstance(deferred.item, FreeItem)]
+    def _go(self, seq: SequenceState, queue: deque[Deferred], items: list[Item]) -> None:
+        """What of one sequence may leave together, if there is room for it."""
+        sent: list[Item] = []
+        while queue and len(items) < ITEMS_A_MESSAGE and queue[0].done():
+            front = queue[0]
+            if front.failure is not None:
+                front.event = None
+                self._distrust(seq, queue, front.failure)
+            elif front.executed():
+                queue.popleft()
+            elif _goes_with(front.item, sent):
+                sent.append(queue.popleft().item)
+                items.append(front.item)
+            else:
+                break
+        if sent:
+            self._flying[seq] = sent
+
+    def _distrust(self, seq: SequenceState, queue: deque[Deferred], why: RadixKVError) -> None:
+        """Nothing of the sequence is published or passed on any more; giving it up is still right."""
+        ends = [one for one in queue if isinstance(one.item, FreeItem | HandoffItem)]
         queue.clear()
-        queue.extend(left)
-        if front.failure is not None:
-            self._note(seq, front.failure)
+        queue.extend(Deferred(FreeItem(seq), one.event) for one in ends)
+        self._note(seq, why)
 
     def _lose(self, seq: SequenceState) -> None:
         queue = self._queues.pop(seq)
@@ -257,8 +275,9 @@ class Outbox:
 
     # -- coming back ----------------------------------------------------------------------------------------------
 
-    def landed(self, batch: Batch, session: Session, unanswered: bool = False) -> None:
-        """A batch of ours was answered, or never will be: then what was to be freed is freed again later."""
+    def landed(self, batch: Batch, session: Session, refused: bool = False) -> None:
+        """A batch of ours was answered, or never will be. ``refused``: as a whole; then what it was to free is freed
+        again later."""
         with self._lock:
             for item in batch.items:
                 flying = self._flying.get(item.seq, [])
@@ -268,9 +287,10 @@ class Outbox:
                     self._flying.pop(item.seq, None)
                 if item.error is not None:
                     self._note(item.seq, item.error)
-        if unanswered:
+        if refused and batch.dropped:
             for sequence in batch.dropped:
                 self.drop(session, sequence)
+            self.press()
         self.changed()
 
     def recall(self, batch: Batch, session: Session) -> None:
@@ -293,6 +313,12 @@ class Outbox:
         self._failed[seq] = None
         if len(self._failed) > FAILED_KEPT:
             del self._failed[next(iter(self._failed))]
+
+
+def _goes_with(item: Item, sent: list[Item]) -> bool:
+    """May it leave when these of its sequence do? In their message: then one answer is for all of them. Or as a free:
+    whatever is heard after that is nothing to anybody."""
+    return not sent or isinstance(item, FreeItem) or (bool(item.field) and sent[-1].rank <= item.rank)
 
 
 def _with_drops(batches: list[Batch], dropped: list[int]) -> list[Batch]:

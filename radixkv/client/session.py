@@ -22,6 +22,7 @@ from radixkv.config import KVSpec
 from radixkv.errors import Unavailable
 
 if TYPE_CHECKING:
+    from radixkv.client.batch import Outgoing
     from radixkv.client.sequence import SequenceState
 
 Pages = NDArray[np.int32]
@@ -74,6 +75,8 @@ class Session:
     away: bool = False
     sequences: WeakSet[SequenceState] = field(default_factory=WeakSet)
     """Those that the daemon holds for us, as far as its answers have told."""
+    doubts: dict[int, Outgoing] = field(default_factory=dict)
+    """By request id, the oldest first: sent, not answered in time. They are sent again until they are answered."""
     daemon_lives: Callable[[], bool] = _always
     """Asked of the shell: has the daemon of the present epoch certainly not been replaced by now?"""
     lifeline: Any = None

@@ -33,12 +33,12 @@ from radixkv.client.batch import (
     ShareItem,
     TruncateItem,
     lost,
-    pack,
 )
 from radixkv.client.core import Away, Core
 from radixkv.client.effects import Ask, Linger, NeedSession, Verb
 from radixkv.client.namespace import Canonical, Namespace
 from radixkv.client.outbox import Deferred, Event
+from radixkv.client.packing import pack
 from radixkv.client.pool import PoolState
 from radixkv.client.sequence import Grant, SequenceState
 from radixkv.client.session import Session

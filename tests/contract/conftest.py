@@ -12,8 +12,8 @@ import radixkv
 from tests.contract.facade import LoopThread, install
 
 BOTH_SHELLS = {
-    "test_early", "test_fences", "test_join", "test_reserve", "test_retention", "test_sequence", "test_step",
-    "test_suspend",
+    "test_doubts", "test_early", "test_fences", "test_join", "test_reserve", "test_retention", "test_sequence",
+    "test_step", "test_suspend",
 }  # fmt: skip
 """Modules that run for the blocking and for the asyncio client."""
 BOTH_AT_LENGTH = {

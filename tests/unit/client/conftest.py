@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from radixkv.client.core import Away, Core, no_reply
-from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Repeat, Synchronize, Verb
+from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Synchronize, Verb
 from radixkv.client.pool import PoolState
 from radixkv.client.resume import resume
 from radixkv.client.sequence import Grant, SequenceState
@@ -180,9 +180,6 @@ class Desk:
             case Ask():
                 self._exchange(self.core.envelop(effect, self.now + 5.0 + effect.wait_s, self.epoch), effect.session)
                 return effect.answers()
-            case Repeat():
-                self._exchange(self.core.again(effect, self.epoch), effect.session)
-                return effect.outgoing.reply
             case Synchronize():
                 return effect.event.synchronize()
             case Linger():

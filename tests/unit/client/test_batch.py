@@ -19,8 +19,8 @@ from radixkv.client.batch import (
     Outgoing,
     ShareItem,
     TruncateItem,
-    pack,
 )
+from radixkv.client.packing import pack
 from radixkv.commands import Commit, Done, Failure, Free, Handoff, Request, Step, Stepped
 from radixkv.errors import BadRequest, StaleHandle, VersionMismatch
 

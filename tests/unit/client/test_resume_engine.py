@@ -22,7 +22,7 @@ from radixkv.allocator.page_states import State
 from radixkv.client import verbs
 from radixkv.client.batch import ShareItem, TruncateItem
 from radixkv.client.core import Away, Core
-from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Repeat, Synchronize
+from radixkv.client.effects import Ask, Linger, NeedQuiet, NeedSession, Synchronize
 from radixkv.client.namespace import Namespace
 from radixkv.client.pool import PoolState
 from radixkv.client.resume import resume
@@ -195,11 +195,8 @@ class World:
                     if self.session.away:
                         self.resume()
                     step = lambda: verb.send(self.session)  # noqa: E731
-                case Ask() | Repeat():
-                    if isinstance(effect, Ask):
-                        outgoing = self.core.envelop(effect, FAR, self.epoch)
-                    else:
-                        outgoing = self.core.again(effect, self.epoch)
+                case Ask():
+                    outgoing = self.core.envelop(effect, FAR, self.epoch)
                     self.calls.append(Call(verb, effect, outgoing, done))
                     return
                 case Synchronize() | Linger():
@@ -222,8 +219,7 @@ class World:
         """The thread looks at what it has: all answers, or the end of the connection."""
         self.calls.remove(call)
         if all(out.reply is not None for out in call.outgoing):
-            answer = call.effect.answers() if isinstance(call.effect, Ask) else call.effect.outgoing.reply
-            self._run(call.verb, lambda: call.verb.send(answer), call.done)
+            self._run(call.verb, lambda: call.verb.send(call.effect.answers()), call.done)
         else:
             self.core.left(self.session, self.epoch) if not self.lives else None
             self.core.abandon(call.outgoing, self.session, Unavailable("ended"))

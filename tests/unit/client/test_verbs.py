@@ -198,24 +198,6 @@ def test_an_extend_without_reply_is_asked_about_before_the_next_verb(desk: Any, 
     assert (seq.length, seq.page_table.tolist()) == (10, [0, 9])
 
 
-def test_a_commit_heard_of_after_a_later_truncate_counts_no_token_that_is_gone(
-    desk: Any, new_event: Any, good: Any
-) -> None:
-    seq, written, decided = desk.sequence(), new_event(), new_event()
-    desk.run(verbs.commit(desk.core, seq, 5, written))
-    desk.run(verbs.truncate(desk.core, TruncateItem(seq, 4), decided))
-    written.done = True
-    with pytest.raises(Timeout):
-        desk.ship()
-    decided.done = True
-    desk.answer = good
-    desk.ship()
-    assert (seq.length, seq.committed_tokens) == (4, 0)
-    with pytest.raises(Timeout):  # which nobody has been told of yet
-        desk.run(verbs.copied(desk.core, seq, None))
-    assert (seq.length, seq.committed_tokens) == (4, 4)
-
-
 def test_one_that_was_not_executed_changes_nothing(desk: Any, good: Any) -> None:
     seq = desk.sequence(4, (0,))
     with pytest.raises(Timeout):
