@@ -17,6 +17,8 @@ SMALL, MAIN = 0, 1
 
 
 class Cache(Protocol[P]):
+    page_size: int
+
     def parent(self, page: P) -> P | None:
         """The page before this one."""
 
@@ -251,8 +253,9 @@ class S3FIFO(Order[P]):
         return MAIN, self.main_places
 
     def _tag(self, page: P) -> int:
+        """Of the page and up to 256 tokens before it."""
         root, tokens = self.cache.prefix(page)
-        return xxh3_64_intdigest(tokens, seed=root)
+        return xxh3_64_intdigest(tokens[-4 * (self.cache.page_size + 256) :], seed=root)
 
 
 ORDERS = {"lru": Priorities, "lfu": LFU, "fifo": FIFO, "s3fifo": S3FIFO}

@@ -9,7 +9,8 @@ What a tree changes: only leaves leave. A second chance is given to the leaf and
 have the same mark and no branch. What came in with one path stays together: its first new page asks the ghost for all.
 Time in the small queue is counted in pages that came after, which for a FIFO is its length, without any size to keep.
 The ghost is a table of 8 bytes a page of the pool: a page evicted later takes the place of one before it. It goes by
-a hash of all tokens up to the end of a page, made when a page leaves or comes: nothing else needs one.
+a hash of the page's tokens and some before them (``BEHIND_BYTES``), made when a page leaves or comes: nothing else
+needs one, and no answer takes longer behind a long prompt.
 
 Mark: ``(queue, entry, frequency)``, ranked by entry. Second chances are paid for by uses; one question passes over no
 more than ``CHANCES`` leaves and takes the next as if it had not been used, so that no answer takes long.
@@ -21,7 +22,7 @@ from array import array
 from collections.abc import Callable
 from typing import ClassVar
 
-from xxhash import xxh3_64
+from xxhash import xxh3_64_intdigest
 
 from radixkv.evictor.leaves import LeafFirst, Leaves
 from radixkv.evictor.policy import Mark, R, Rank
@@ -31,6 +32,8 @@ STAYS_AT = (1, 0)
 """By queue: the highest frequency with which the oldest leaf goes."""
 MOST = 3
 CHANCES = 32
+BEHIND_BYTES = 1024
+"""So many tokens before a page, 256, tell it from others for the ghost: with the same behind it, it is the same."""
 
 
 class S3FIFO(LeafFirst[R]):
@@ -120,19 +123,15 @@ class S3FIFO(LeafFirst[R]):
         return self._queues[run.mark[0]], run.mark[1:2]
 
     def _tags(self, run: R, begin: int, end: int) -> list[int]:
-        """What the ghost knows pages ``begin`` to ``end`` (not with it) of ``run`` by: xxh3_64 of all tokens up to the
-        end of each."""
-        above, root = [], run
+        """What the ghost knows pages ``begin`` to ``end`` (not with it) of ``run`` by."""
+        size = len(run.tokens) // run.page_count
+        first = max(0, begin * size - BEHIND_BYTES)
+        text, missing, root = bytes(run.tokens[first : end * size]), BEHIND_BYTES - begin * size, run
         while root.parent is not None:
             root = root.parent
-            above.append(root.tokens)
-        hasher = xxh3_64(seed=self._seed_of(root))
-        for tokens in reversed(above):
-            hasher.update(tokens)
-        size = len(run.tokens) // run.page_count
-        hasher.update(run.tokens[: begin * size])
-        tags = []
-        for page in range(begin, end):
-            hasher.update(run.tokens[page * size : (page + 1) * size])
-            tags.append(hasher.intdigest())
-        return tags
+            if missing > 0 and root.tokens:
+                text = bytes(root.tokens[-missing:]) + text
+                missing -= len(root.tokens)
+        seed = self._seed_of(root)
+        ends = range(len(text) - (end - begin - 1) * size, len(text) + 1, size)
+        return [xxh3_64_intdigest(text[max(0, at - size - BEHIND_BYTES) : at], seed) for at in ends]

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from fuzz.model.packing import pack_pages, pack_tokens, unpack_pages
 from radixkv.config import POLICIES
 from radixkv.engine.pool import scope_of
 from radixkv.errors import BrokenInvariant
 from radixkv.evictor import policies, s3fifo
-from radixkv.tree.node import Root
+from radixkv.tree.node import Node, Root
 from radixkv.tree.prefix_tree import PrefixTree
 
 
@@ -252,6 +253,28 @@ def test_s3fifo_asks_the_ghost_for_the_first_new_page_of_a_path():
     assert {run.mark[0] for run in cache.order} == {s3fifo.SMALL, s3fifo.MAIN}
     (new,) = [run for run in cache.order if unpack_pages(bytes(run.pages))[0] in cache.find([1, 5])[1]]
     assert new.mark[0] == s3fifo.MAIN
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_s3fifo_knows_a_page_again_however_its_path_is_cut(seed):
+    """By 256 tokens before it, and by no more: what a page costs does not grow with its prompt."""
+    rng = random.Random(seed)
+    size = rng.choice((1, 3, 16, 300))
+    order = s3fifo.S3FIFO(8, scope_of)
+    root, path, tags = Root(rng.randrange(9), rng.randrange(9)), [], []
+    node = root
+    while len(path) < 400 + 3 * size:
+        pages = rng.randint(1, 60 // size + 2)
+        tokens = [rng.randrange(5) for _ in range(pages * size)]
+        node = Node(node, pack_tokens(tokens), bytes(4 * pages))
+        begin = rng.randint(0, pages - 1)
+        tags += order._tags(node, 0, begin) + order._tags(node, begin, pages)
+        path += tokens
+    text = pack_tokens(path)
+    ends = range(4 * size, len(text) + 1, 4 * size)
+    assert tags == [
+        xxh3_64_intdigest(text[max(0, end - 4 * size - s3fifo.BEHIND_BYTES) : end], scope_of(root)) for end in ends
+    ]
 
 
 # -- the recount ---------------------------------------------------------------------------------------------------
