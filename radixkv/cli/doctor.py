@@ -58,9 +58,9 @@ def examine(pools: PoolFlags, endpoint: str | None) -> list[Check]:
 
 
 def _ask(where: endpoints.Endpoint) -> dict[str, object] | radixkv.RadixKVError:
-    """The daemon's snapshot, or why there is none. Without a socket nobody is waited for."""
-    if not where.path.exists():
-        return radixkv.Unavailable(f"there is no {where.path}")
+    """The daemon's snapshot, or why there is none. Where nobody listens nobody is waited for."""
+    if not endpoints.is_listening(where.path):
+        return radixkv.Unavailable(f"nobody listens at {where.path}")
     try:
         with ask.connected(where.address, ANSWER_S) as client:
             return ask.stats(client)

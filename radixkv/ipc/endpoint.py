@@ -108,7 +108,12 @@ def check_directory(endpoint: Endpoint) -> None:
     Errors: PermissionDenied; FileNotFoundError if there is none.
     """
     directory = endpoint.directory
-    found = os.lstat(directory)
+    try:
+        found = os.lstat(directory)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise PermissionDenied(f"{directory} cannot be used: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
         raise PermissionDenied(f"{directory} is not a directory")
     if found.st_uid != os.getuid():

@@ -37,7 +37,7 @@ def daemon(endpoint: Endpoint, answer: dict[str, object] | RadixKVError) -> Chec
     """``answer``: the daemon's snapshot, or why there is none."""
     if not isinstance(answer, RadixKVError):
         return ok("daemon", f"{answer.get('version')} answers at {endpoint.address}")
-    if endpoint.path.exists() and is_listening(endpoint.path):
+    if is_listening(endpoint.path):
         fix = "see its log on stderr; end it with SIGTERM, or SIGKILL if it hangs, and start it again"
         return fail("daemon", f"somebody listens at {endpoint.address} and does not answer: {answer.message}", fix)
     return warn("daemon", f"none at {endpoint.address}", "radixkv serve")

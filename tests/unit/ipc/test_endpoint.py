@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -116,10 +118,35 @@ def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for name in ("file", "link", "file/below"):
-        with pytest.raises(PermissionDenied):
-            prepare_directory(Endpoint(tmp_path / name / "r.sock"))
+        for check in (prepare_directory, check_directory):
+            with pytest.raises(PermissionDenied):
+                check(Endpoint(tmp_path / name / "r.sock"))
     with pytest.raises(FileNotFoundError):
         check_directory(Endpoint(tmp_path / "none" / "r.sock"))
+
+
+@contextmanager
+def locked_out(directory: Path) -> Iterator[None]:
+    """Nobody can enter it, whoever runs the tests."""
+    user = os.geteuid()
+    directory.chmod(0)
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        directory.chmod(0o700)
+
+
+def test_a_directory_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+    endpoint = Endpoint(tmp_path / "closed" / "inside" / "r.sock")
+    endpoint.directory.mkdir(parents=True)
+    with locked_out(tmp_path / "closed"):
+        for check in (prepare_directory, check_directory):
+            with pytest.raises(PermissionDenied, match="Permission denied"):
+                check(endpoint)
+        assert not is_listening(endpoint.path)
 
 
 def test_an_endpoint_is_claimed_once_and_given_back(endpoint: Endpoint) -> None:
