@@ -54,14 +54,16 @@ def curve(*traces: TraceArgument, flags: CurveFlags = CurveFlags(), as_json: Jso
     it could keep or refuse each block by itself (Belady with bypass).
     """
     extras.require(("matplotlib",), "plots")
-    policies = flags.policy or POLICIES
+    policies = tuple(dict.fromkeys(flags.policy or POLICIES))
     for name in policies:
         check_policy(name)
     if not traces:
         raise refuse("TRACE", "", "at least one trace")
     if not 0 <= flags.jobs <= 1024:
         raise refuse("jobs", flags.jobs, "a whole number from 1 to 1024; 0: one a CPU")
-    found = _find(traces, policies, flags)
+    if not flags.png.absolute().parent.is_dir():
+        raise refuse("png", str(flags.png), "a file in a folder that is there")
+    found = _find(tuple(dict.fromkeys(traces)), policies, flags)
     from radixkv.simulate.picture import draw
 
     draw(found, flags.png)

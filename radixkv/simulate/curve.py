@@ -11,7 +11,7 @@ from pathlib import Path
 from radixkv.errors import ConfigError
 from radixkv.simulate.bound import Uses, belady_hits, next_uses
 from radixkv.simulate.replay import Memory, replay
-from radixkv.simulate.trace import Trace, load
+from radixkv.simulate.trace import Trace, load, name_of
 
 BOUND = "bound"
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5)
@@ -86,11 +86,18 @@ def _as_they_come(pool: Executor, tasks: Sequence[Task]) -> Iterator[tuple[Task,
             task.cancel()
 
 
+def names(paths: Sequence[Path]) -> list[str]:
+    """What the traces are called: the file's name, or its whole path if another one is called the same."""
+    short = [name_of(path) for path in paths]
+    return [str(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
+
+
 class _Finder:
     """Reads each trace once."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
+        self._names = names(paths)
         self._traces: dict[int, Trace] = {}
         self._uses: dict[int, Uses] = {}
 
@@ -104,7 +111,7 @@ class _Finder:
             hits = belady_hits(trace, task.device_blocks, self._uses[task.trace])
         else:
             hits = replay(trace, Memory(task.device_blocks, policy=task.policy)).device_hits
-        return Point(trace.name, task.policy, task.device_blocks, hits, trace.blocks)
+        return Point(self._names[task.trace], task.policy, task.device_blocks, hits, trace.blocks)
 
 
 _finders: list[_Finder] = []

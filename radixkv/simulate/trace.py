@@ -56,7 +56,11 @@ def load(path: Path) -> Trace:
     lines.sort(key=lambda line: line.timestamp)
     numbers: dict[int, int] = {}
     prompts = [array("I", [numbers.setdefault(block, len(numbers)) for block in line.hash_ids]) for line in lines]
-    return Trace(path.name.removesuffix(".gz").removesuffix(".jsonl"), [p.tobytes() for p in prompts], len(numbers))
+    return Trace(name_of(path), [p.tobytes() for p in prompts], len(numbers))
+
+
+def name_of(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
 def _lines(path: Path, file: Iterable[bytes]) -> Iterator[_Line]:
@@ -68,14 +72,3 @@ def _lines(path: Path, file: Iterable[bytes]) -> Iterator[_Line]:
             yield decoder.decode(line)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"trace {str(path)!r}, line {number}: {error}") from None
-
-
-def shared_prefixes(groups: int, prompts: int, shared: int, own: int) -> Trace:
-    """A made-up trace: so many groups of prompts of ``shared`` equal and ``own`` different blocks, taking turns.
-
-    With room for all of it the hit rate is (prompts - 1) / prompts * shared / (shared + own).
-    """
-    numbers = iter(range(2**32))
-    heads = [[next(numbers) for _ in range(shared)] for _ in range(groups)]
-    made = [array("I", head + [next(numbers) for _ in range(own)]).tobytes() for _ in range(prompts) for head in heads]
-    return Trace("shared_prefixes", made, next(numbers))

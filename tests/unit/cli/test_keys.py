@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from radixkv.cli import keys
-from radixkv.config import KVSpec, Limits, PoolConfig, ServerConfig
+from radixkv.config import EventsConfig, KVSpec, Limits, PoolConfig, ServerConfig
 
 
 def names(kind: type) -> list[str]:
@@ -15,13 +15,14 @@ def names(kind: type) -> list[str]:
 def test_every_setting_has_its_key_and_every_key_its_setting() -> None:
     assert list(keys.SERVER) == names(ServerConfig)
     assert list(keys.LIMITS) == names(Limits)
+    assert list(keys.EVENTS) == names(EventsConfig)
     assert list(keys.SPEC) == names(KVSpec)
     own = [*names(KVSpec), *(name for name in names(PoolConfig) if name != "spec")]
     extra = {"model_config", "device_bytes", "host_bytes"}
     assert set(keys.POOL) == {*own, *extra}
 
 
-@pytest.mark.parametrize("table", [keys.SERVER, keys.LIMITS, keys.POOL])
+@pytest.mark.parametrize("table", [keys.SERVER, keys.LIMITS, keys.EVENTS, keys.POOL])
 def test_every_key_says_its_unit_and_what_it_means(table: dict[str, keys.Key]) -> None:
     for key in table.values():
         assert key.unit.isupper()

@@ -107,12 +107,26 @@ def test_a_curve_is_drawn_and_tabled(capsys: pytest.CaptureFixture[str], trace: 
         (["--policy", "clock"], "policy = 'clock'"),
         (["--device-blocks", "1"], "at least 2"),
         (["--jobs", "-1"], "jobs = -1"),
-        (["--jobs", "1", "--device-blocks", "5", "--png", "/no/where.png"], "/no/where.png"),
+        (["--jobs", "1", "--device-blocks", "5", "--png", "/no/where.png"], "png = '/no/where.png' is not allowed"),
     ],
 )
 def test_curve_refuses(capsys: pytest.CaptureFixture[str], trace: Path, arguments: list[str], said: str) -> None:
     assert main(["curve", str(trace), *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_traces_of_one_name_are_told_apart_and_nothing_is_drawn_twice(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    """``show`` and the picture go by the name of a trace."""
+    other = tmp_path / "other" / trace.name
+    other.parent.mkdir()
+    other.write_text(json.dumps({"timestamp": 0, "hash_ids": [1, 2]}))
+    wanted = ["--device-blocks", 5, "--policy", "lru", "--policy", "lru", "--jobs", 1, "--png", tmp_path / "x.png"]
+    found = json.loads(printed(capsys, "curve", trace, other, trace, *wanted, "--json"))["points"]
+    assert [(point["trace"], point["policy"], point["hits"]) for point in found] == [
+        (str(trace), "lru", 7), (str(trace), "bound", 7), (str(other), "lru", 0), (str(other), "bound", 0),
+    ]  # fmt: skip
 
 
 def test_curve_wants_a_trace(capsys: pytest.CaptureFixture[str]) -> None:

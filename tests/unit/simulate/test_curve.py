@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from radixkv.config import POLICIES
 from radixkv.errors import ConfigError
 from radixkv.simulate.curve import BOUND, Point, Task, capacities, points
-from radixkv.simulate.picture import draw
-from radixkv.simulate.trace import shared_prefixes
+from radixkv.simulate.picture import STYLES, draw
+from tests.unit.simulate.made_up import shared_prefixes
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -46,6 +47,11 @@ def test_points_are_the_same_in_one_process_and_in_two(paths: list[Path]) -> Non
 def test_an_error_in_a_process_is_the_callers(paths: list[Path]) -> None:
     with pytest.raises(ConfigError, match="at least 3"):
         list(points(paths, [Task(0, "lru", 2), Task(0, "lru", 20)], jobs=2))
+
+
+def test_every_policy_has_a_line_of_its_own() -> None:
+    """One without a style would not be drawn."""
+    assert set(STYLES) == {*POLICIES, BOUND}
 
 
 def test_the_picture_is_a_png_with_a_panel_a_trace(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from radixkv.config import POLICIES
 from radixkv.errors import ConfigError
 from radixkv.simulate.bound import belady_hits
 from radixkv.simulate.replay import Memory, replay
-from radixkv.simulate.trace import Trace, shared_prefixes
+from radixkv.simulate.trace import Trace
+from tests.unit.simulate.made_up import shared_prefixes
 
 
 def trace_of(*prompts: list[int]) -> Trace:

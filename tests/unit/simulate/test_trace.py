@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from radixkv.errors import ConfigError
-from radixkv.simulate.trace import load, shared_prefixes
+from radixkv.simulate.trace import load
+from tests.unit.simulate.made_up import shared_prefixes
 
 LINES = [
     {"timestamp": 5, "input_length": 1000, "output_length": 3, "hash_ids": [900, 7]},
