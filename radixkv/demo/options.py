@@ -36,9 +36,10 @@ def load(document: Path | None, questions: Sequence[str], kv_dtype: str = KV_DTY
     """Read the files; what is not given comes from examples/. Raises BadInput."""
     if kv_dtype not in KV_DTYPES:
         raise BadInput(f"--kv-dtype {kv_dtype} is not allowed; allowed: {', '.join(KV_DTYPES)}")
-    text = _read(document or DOCUMENT, "--document").strip()
+    path = document or DOCUMENT
+    text = _read(path, "--document").strip()
     if not text:
-        raise BadInput(f"{document} is empty; give a text with --document")
+        raise BadInput(f"{path} is empty; give a text with --document")
     asked = tuple(questions)
     if not asked:
         if document is not None:

@@ -32,7 +32,8 @@ class DemoFailed(Exception):
 
 
 class DaemonProcess:
-    """``radixkv serve --supervised``, with its sockets in ``folder`` and nothing from the environment.
+    """``radixkv serve --supervised``, with its sockets in ``folder`` and nothing from the environment. Nor does it tell
+    routers what it has, as this machine's file may want a daemon to.
 
     ``process`` is the keeper; ``ready`` is what the present daemon said when it was ready, ``boot_ids`` are those of
     all daemons so far.
@@ -45,7 +46,7 @@ class DaemonProcess:
         endpoint = f"ipc://{folder / 'radixkv.sock'}"
         command = [
             sys.executable, "-m", "radixkv", "serve", "--supervised", "--endpoint", endpoint,
-            "--pool", f"name=default,dtype={kv_dtype},host_pages={HOST_PAGES}",
+            "--pool", f"name=default,dtype={kv_dtype},host_pages={HOST_PAGES}", "--events.endpoint=",
         ]  # fmt: skip
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -109,7 +110,7 @@ class DaemonProcess:
 class WorkerProcess:
     """``python -m radixkv.demo.worker``: orders in, events out into the crew's queue."""
 
-    def __init__(self, number: int, setup: dict[str, Any], log: Path, events: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, number: int, log: Path, events: queue.SimpleQueue[Any]) -> None:
         self.number = number
         self._log = log
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -120,7 +121,6 @@ class WorkerProcess:
                 process_group=0,
             )  # fmt: skip
         threading.Thread(target=self._read, args=(events,), daemon=True).start()
-        self.order(setup)
 
     @property
     def pid(self) -> int:
@@ -204,11 +204,10 @@ class Crew:
     def hire(self, count: int, on_ready: Callable[[WorkerProcess], None]) -> list[WorkerProcess]:
         """Start workers side by side and wait until all have loaded the model. Raises DemoFailed."""
         first = len(self.workers) + 1
-        new = [
-            WorkerProcess(number, self.setup, self._folder / f"worker-{number}.log", self._events)
-            for number in range(first, first + count)
-        ]
-        self.workers += new
+        for number in range(first, first + count):
+            self.workers.append(WorkerProcess(number, self._folder / f"worker-{number}.log", self._events))
+            self.workers[-1].order(self.setup)
+        new = self.workers[first - 1 :]
         waiting = set(new)
         while waiting:
             worker, event = self._next()
