@@ -15,7 +15,7 @@ import torch
 
 import radixkv
 from radixkv.adapters.vllm.blocks import Save
-from radixkv.adapters.vllm.door import Door, DoorSettings
+from radixkv.adapters.vllm.door import Door, DoorSettings, door_settings
 from radixkv.adapters.vllm.namespace import Namespaces
 from radixkv.adapters.vllm.ranks import Alone, Leader
 from radixkv.adapters.vllm.scheduler import SchedulerHalf
@@ -254,6 +254,15 @@ def test_a_pool_of_another_model_is_no_pool(daemon, engines) -> None:
         assert (
             client.pool().lookup(tokens_of(12, 9), namespace=Namespaces("toy", {}).of(request([1]))).device_tokens == 0
         )
+
+
+def test_a_pool_that_the_daemon_does_not_have_is_told(daemon, caplog) -> None:
+    door = Door(door_settings(SPEC, 1, {"endpoint": daemon.endpoint, "pool": "defautl"}))
+    assert [door.ask("lookup", lambda pool: pool) for _ in range(3)] == [None] * 3
+    assert len(caplog.messages) == 1
+    assert "'defautl'" in caplog.messages[0]
+    assert "going on without the cache" in caplog.messages[0]
+    door.close()
 
 
 def test_a_stopped_daemon_costs_a_deadline_and_comes_back(daemon_factory, engines, wait_until) -> None:

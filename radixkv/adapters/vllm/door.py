@@ -16,9 +16,10 @@ from typing import Any, Protocol, TypeVar
 
 import radixkv
 from radixkv.adapters.vllm.breaker import PAUSE_FIRST_S, PAUSE_MAX_S, Breaker
-from radixkv.client.sync import Client, Pool
+from radixkv.client.sync import Client, Pool, pool_name
 from radixkv.config import KVSpec
 from radixkv.errors import BadRequest, ConfigError, LimitExceeded, OutOfPages, RadixKVError, SessionLost, StaleHandle
+from radixkv.ipc.endpoint import resolve
 
 T = TypeVar("T")
 
@@ -51,16 +52,31 @@ class DoorSettings:
 
 
 def door_settings(spec: KVSpec, ranks: int, given: Mapping[str, Any]) -> DoorSettings:
-    """From vLLM's kv_connector_extra_config. Errors: ValueError for what is not a setting."""
+    """From vLLM's kv_connector_extra_config. Errors: ValueError for what is not a setting, or cannot be one's value."""
     known = [name for name in DoorSettings.__dataclass_fields__ if name not in FROM_ENGINE]
-    unknown = sorted(set(given) - set(known))
+    unknown = sorted(str(name) for name in set(given) - set(known))
     if unknown:
         raise ValueError(f"kv_connector_extra_config has {', '.join(unknown)}; allowed: {', '.join(known)}")
-    seconds = {name: float(given[name]) for name in known if name.endswith("_s") and name in given}
-    wrong = [name for name, value in seconds.items() if not 0 < value < math.inf]
+    seconds = {name: given[name] for name in known if name.endswith("_s") and name in given}
+    wrong = [name for name, value in seconds.items() if not _is_a_time(value)]
     if wrong:
-        raise ValueError(f"{', '.join(wrong)} in kv_connector_extra_config; allowed: more than 0 seconds")
-    return DoorSettings(given.get("endpoint"), given.get("pool", "default"), spec, ranks=ranks, **seconds)
+        raise ValueError(f"{', '.join(wrong)} in kv_connector_extra_config; allowed: more than 0 seconds, a number")
+    try:
+        pool = pool_name(given.get("pool", "default"))
+        resolve(given.get("endpoint"))
+    except (BadRequest, ConfigError) as impossible:
+        raise ValueError(f"pool or endpoint in kv_connector_extra_config: {impossible}") from None
+    made = DoorSettings(given.get("endpoint"), pool, spec, ranks=ranks, **seconds)
+    if made.pause_first_s > made.pause_max_s:
+        raise ValueError(
+            f"pause_first_s = {made.pause_first_s} in kv_connector_extra_config is more than pause_max_s = "
+            f"{made.pause_max_s}; allowed: at most that"
+        )
+    return made
+
+
+def _is_a_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 class Door:
@@ -107,7 +123,10 @@ class Door:
         if self._client is None:
             self._client = radixkv.connect(settings.endpoint, timeout=settings.deadline_s)
         if self._pool is None:
-            self._pool = self._client.pool(settings.pool)
+            try:
+                self._pool = self._client.pool(settings.pool)
+            except BadRequest as missing:  # to be told like a daemon that is missing; another one may have it
+                raise ConfigError(str(missing)) from missing
             self._pool.prefill_tokens_per_s = NO_LOADING
         check(self._pool, settings)
         return self._pool

@@ -117,10 +117,16 @@ def test_the_settings_of_the_door() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"deadline": 1}, {"spec": 1}, {"ranks": 2}, {"deadline_s": 0}, {"pause_max_s": float("nan")}]
-)
+    "given",
+    [
+        {"deadline": 1}, {"spec": 1}, {"ranks": 2}, {"deadline_s": 0}, {"pause_max_s": float("nan")},
+        {"deadline_s": "0.5"}, {"deadline_s": None}, {"deadline_s": True}, {"deadline_s": [1]}, {7: 1},
+        {"pool": 5}, {"pool": ""}, {"pool": None}, {"endpoint": 5}, {"endpoint": "tcp://host:1"}, {"endpoint": "here"},
+        {"pause_first_s": 9, "pause_max_s": 1},
+    ],
+)  # fmt: skip
 def test_other_settings_are_refused_with_their_name(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(given))):
+    with pytest.raises(ValueError, match=str(next(iter(given)))):
         door_settings(SPEC, 1, given)
 
 
