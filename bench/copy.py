@@ -163,12 +163,18 @@ def seconds(work: Callable[[], object]) -> float:
 
 def copy_now(copier: ProcessCopier, copy: Copy) -> None:
     copier.submit(copy)
-    ended: list[CopyDone] = []
-    while not ended:
+    while not ended(copier, wait=True):
+        pass
+
+
+def ended(copier: ProcessCopier, *, wait: bool = False) -> list[int]:
+    """The copies that have ended since the last call. Errors: RuntimeError if one has failed."""
+    if wait:
         select.select([copier], [], [])
-        ended = [said for said in copier.completions() if isinstance(said, CopyDone)]
-    if not all(end.ok for end in ended):
+    ends = [said for said in copier.completions() if isinstance(said, CopyDone)]
+    if not all(end.ok for end in ends):
         raise RuntimeError("a copy failed")
+    return [end.copy for end in ends]
 
 
 # -- control ------------------------------------------------------------------------------------------------------
@@ -210,11 +216,10 @@ def while_copying(memory: Arenas, ask: Callable[[int], None]) -> list[float]:
     measured, running = [], len(copies)
     for i in range(PAIRS):
         measured.append(1e6 * seconds(lambda: ask(i)))  # noqa: B023
-        for end in memory.copier.completions():
-            memory.copier.submit(copies[end.copy])
+        for number in ended(memory.copier):
+            memory.copier.submit(copies[number])
     while running:
-        select.select([memory.copier], [], [])
-        running -= len(memory.copier.completions())
+        running -= len(ended(memory.copier, wait=True))
     return measured
 
 

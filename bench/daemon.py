@@ -68,15 +68,17 @@ def recoveries(memory: str, pages: int) -> Iterator[float]:
                 with pool.reserve(prompt, namespace=NAMESPACE) as seq:
                     seq.commit(len(prompt))
             there = client.stats().pools["default"]
-            assert there.pages["cached"] + there.host_only_pages == pages
+            if there.pages["cached"] + there.host_only_pages != pages:
+                raise RuntimeError(f"{pages} pages were to be cached: {there}")
         for prompt in prompts[-RECOVERIES:]:
             begin = time.monotonic()
             os.kill(daemon.pid, signal.SIGKILL)
             with radixkv.connect(daemon.endpoint, timeout=60.0) as client:
                 with client.pool("default").reserve(prompt, namespace=NAMESPACE) as seq:
-                    assert seq.cached_tokens == len(prompt) - 1
                     found = client.pool("default").lookup([prompts[0]], namespace=NAMESPACE)[0]
-                    assert found.device_tokens + found.host_tokens == len(prompts[0])
+                    whole = found.device_tokens + found.host_tokens == len(prompts[0])
+                    if seq.cached_tokens != len(prompt) - 1 or not whole:
+                        raise RuntimeError(f"{seq.cached_tokens} of {len(prompt)} tokens were found, and {found}")
                 yield time.monotonic() - begin
             daemon = daemon.next()  # noqa: PLW2901 - the one that goes on
 
