@@ -1,29 +1,32 @@
-"""Questions to a running daemon, through the client library."""
+"""What commands ask a running daemon. It takes no session: it is answered also by one that is full, or drains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
+import os
 from typing import Any
 
-import radixkv
+from radixkv.commands import Statistics, Stats
+from radixkv.errors import Unavailable
+from radixkv.ipc.endpoint import Endpoint, check_directory, is_listening
+from radixkv.ipc.question import ask
 
-START = "; start one with `radixkv serve`"
-ELSE = ", or name its address with --endpoint or $RADIXKV_ENDPOINT"
+HINT = "; start one with `radixkv serve`, or name its address with --endpoint or $RADIXKV_ENDPOINT"
 
 
-@contextmanager
-def connected(endpoint: str | None, timeout_s: float) -> Iterator[radixkv.Client]:
-    """A client; each answer may take ``timeout_s``. Errors: Unavailable, which says what to do about it."""
+def stats(where: Endpoint, timeout_s: float) -> dict[str, Any]:
+    """The daemon's snapshot. Where nobody listens nobody is waited for. Root may ask any user's daemon.
+
+    Errors: Unavailable, which says what to do about it; PermissionDenied.
+    """
+    if os.getuid() != 0:
+        with contextlib.suppress(FileNotFoundError):
+            check_directory(where)
+    if not is_listening(where.path):
+        raise Unavailable(f"no daemon at {where.address}{HINT}")
     try:
-        with radixkv.connect(endpoint, timeout=timeout_s) as client:
-            yield client
-    except radixkv.Unavailable as error:
-        said = str(error).removesuffix(START)  # the client library says it when there is no daemon at all
-        raise radixkv.Unavailable(f"{said}{START}{ELSE}") from error
-
-
-def stats(client: radixkv.Client) -> dict[str, Any]:
-    """The daemon's snapshot as plain data."""
-    snapshot: dict[str, Any] = client.stats().as_dict()
-    return snapshot
+        reply = ask(where, Stats(), timeout_s)
+    except Unavailable as error:
+        raise Unavailable(f"{error}{HINT}") from error
+    assert isinstance(reply, Statistics)
+    return reply.snapshot

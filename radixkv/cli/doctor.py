@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-import radixkv
 from radixkv.cli import ask
 from radixkv.cli.checks import cuda, kernel, limits, memory, packages, sockets
 from radixkv.cli.checks.check import Check, fail, ok
@@ -13,8 +12,8 @@ from radixkv.cli.flags import EndpointFlag, JsonFlag, PoolFlags
 from radixkv.cli.serve import configuration
 from radixkv.config import Config, PoolConfig
 from radixkv.device.arena import available_bytes
-from radixkv.errors import ConfigError
-from radixkv.ipc import endpoint as endpoints
+from radixkv.errors import ConfigError, RadixKVError
+from radixkv.ipc.endpoint import Endpoint, resolve
 
 ANSWER_S = 2.0
 """How long a running daemon may take to answer."""
@@ -39,7 +38,7 @@ def examine(pools: PoolFlags, endpoint: str | None) -> list[Check]:
     """All checks, in the order in which they are printed."""
     try:
         config = configuration(pools, {} if endpoint is None else {"server.endpoint": endpoint})
-        where = endpoints.resolve(config.server.endpoint)
+        where = resolve(config.server.endpoint)
     except ConfigError as error:
         wrong = fail("configuration", error.message, "mend this key; docs/configuration.md has every key")
         return [wrong, *kernel.checks(), *packages.checks(), *cuda.checks(Config(), packages.version_of)]
@@ -57,14 +56,11 @@ def examine(pools: PoolFlags, endpoint: str | None) -> list[Check]:
     ]
 
 
-def _ask(where: endpoints.Endpoint) -> dict[str, object] | radixkv.RadixKVError:
-    """The daemon's snapshot, or why there is none. Where nobody listens nobody is waited for."""
-    if not endpoints.is_listening(where.path):
-        return radixkv.Unavailable(f"nobody listens at {where.path}")
+def _ask(where: Endpoint) -> dict[str, object] | RadixKVError:
+    """The daemon's snapshot, or why there is none."""
     try:
-        with ask.connected(where.address, ANSWER_S) as client:
-            return ask.stats(client)
-    except radixkv.RadixKVError as error:
+        return ask.stats(where, ANSWER_S)
+    except RadixKVError as error:
         return error
 
 

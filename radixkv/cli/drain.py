@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Annotated, Any
@@ -11,10 +12,10 @@ from cyclopts import Parameter
 from radixkv.cli import ask
 from radixkv.cli.flags import EndpointFlag, JsonFlag
 from radixkv.cli.values import refuse
-from radixkv.commands import Shutdown, Statistics, Stats
+from radixkv.commands import Shutdown
 from radixkv.errors import Unavailable
+from radixkv.ipc import question
 from radixkv.ipc.endpoint import Endpoint, is_listening, resolve
-from radixkv.ipc.question import ask as ask_daemon
 
 ANSWER_S = 2.0
 """How long one question may take."""
@@ -40,10 +41,8 @@ def drain(
         raise refuse("timeout", timeout, "seconds from 0.1 to 86400")
     begin = time.monotonic()
     where = resolve(endpoint)
-    old = _stats(where, ANSWER_S)
-    if old is None:
-        raise Unavailable(f"no daemon at {where.address}{ask.START}{ask.ELSE}")
-    ask_daemon(where, Shutdown(), ANSWER_S)
+    old = ask.stats(where, ANSWER_S)
+    question.ask(where, Shutdown(), ANSWER_S)
     new = _await_change(where, old["boot_id"], begin + timeout)
     found = {
         "old_boot_id": old["boot_id"],
@@ -60,20 +59,12 @@ def _await_change(where: Endpoint, boot_id: str, until: float) -> dict[str, Any]
     while time.monotonic() < until:
         if not is_listening(where.path):
             return None
-        found = _stats(where, min(ANSWER_S, max(LOOK_AGAIN_S, until - time.monotonic())))
-        if found is not None and found["boot_id"] != boot_id:
-            return found
+        with contextlib.suppress(Unavailable):
+            found = ask.stats(where, min(ANSWER_S, max(LOOK_AGAIN_S, until - time.monotonic())))
+            if found["boot_id"] != boot_id:
+                return found
         time.sleep(LOOK_AGAIN_S)
     raise Unavailable(f"the daemon at {where.address} has been asked to end and is not done yet")
-
-
-def _stats(where: Endpoint, timeout_s: float) -> dict[str, Any] | None:
-    try:
-        reply = ask_daemon(where, Stats(), timeout_s)
-    except Unavailable:
-        return None
-    assert isinstance(reply, Statistics)
-    return reply.snapshot
 
 
 def _as_text(where: Endpoint, found: dict[str, Any]) -> str:

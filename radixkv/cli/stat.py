@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from radixkv.cli import ask, sizes
 from radixkv.cli.flags import EndpointFlag, JsonFlag, switch
 from radixkv.cli.values import refuse
+from radixkv.ipc.endpoint import resolve
 
 TIMEOUT_S = 2.0
 STATES = ("free", "private", "cached", "shadow", "quarantined")
@@ -35,11 +36,11 @@ def stat(
     """
     if not 0.01 <= every <= 86400:
         raise refuse("every", every, "seconds from 0.01 to 86400")
-    with ask.connected(endpoint, TIMEOUT_S) as client:
-        show(ask.stats(client), as_json=as_json, every_counter=every_counter)
-        while watch:
-            time.sleep(every)
-            show(ask.stats(client), as_json=as_json, every_counter=every_counter, again=True)
+    where = resolve(endpoint)
+    show(ask.stats(where, TIMEOUT_S), as_json=as_json, every_counter=every_counter)
+    while watch:
+        time.sleep(every)
+        show(ask.stats(where, TIMEOUT_S), as_json=as_json, every_counter=every_counter, again=True)
     return 0
 
 
@@ -55,9 +56,9 @@ def show(found: dict[str, Any], *, as_json: bool, every_counter: bool = False, a
 
 def as_table(found: dict[str, Any], *, every_counter: bool = False) -> str:
     """The snapshot for people. ``every_counter``: also those that are 0."""
-    sessions = _counted(found["sessions"], "session") + (" (this one)" if found["sessions"] == 1 else "")
+    sessions, queued = _counted(found["sessions"], "session"), f"{found['queued']:,} queued"
     lines = [
-        f"radixkv {found['version']}, up {_duration(found['uptime_s'])}, {sessions}, {found['queued']:,} queued"
+        f"radixkv {found['version']}, up {_duration(found['uptime_s'])}, {sessions}, {queued}"
         + (", draining" if found.get("draining") else ""),
         f"boot {found['boot_id']}, cache {found['cache_id']}",
     ]

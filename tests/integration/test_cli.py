@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import radixkv
+
 POOL = "name=small,layers=1,kv_heads=1,head_dim=8,dtype=float32,page_size=4,pages=8"
 
 
@@ -102,6 +104,25 @@ def test_stat_watches_until_the_daemon_is_gone(machine: Machine) -> None:
         assert watch.returncode == 1
     assert "radixkv serve" in said
     assert looks[0]["uptime_s"] < looks[2]["uptime_s"]
+
+
+def test_a_daemon_that_is_full_or_drains_is_seen(machine: Machine) -> None:
+    with machine.serve("--pool", POOL, "--limits.sessions", "1", "--drain-s", "60") as (daemon, line):
+        client = radixkv.connect(line["endpoint"])
+        pool = client.pool("small")
+        held = pool.reserve([1, 2])
+        full = machine.run("stat", "--json")
+        assert json.loads(full.stdout)["sessions"] == 1, full.stderr
+        daemon.terminate()
+        with pytest.raises(radixkv.Draining):
+            while True:
+                pool.reserve([3]).free()
+        assert ", 1 session, 0 queued, draining" in machine.run("stat").stdout
+        doctor = json.loads(machine.run("doctor", "--json").stdout)
+        assert {check["name"]: check for check in doctor["checks"]}["daemon"]["status"] == "ok"
+        held.free()
+        assert daemon.wait(30) == 0
+        client.close()
 
 
 def test_doctor_sees_the_daemon(machine: Machine, ready: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ def test_counters_that_are_0_are_shown_when_asked_for() -> None:
 def test_one_of_a_thing_is_no_plural() -> None:
     pool = {**SNAPSHOT["pools"]["default"], "total_pages": 1, "sequences": 1, "nodes": 1, "page_bytes": 0}
     lines = stat.as_table({**SNAPSHOT, "sessions": 1, "pools": {"a": pool}}).splitlines()
-    assert ", 1 session (this one), 1 queued" in lines[0]
+    assert ", 1 session, 1 queued" in lines[0]
     assert lines[3] == "pool a: 1 page, 1 sequence, 1 tree node"
 
 
