@@ -3,7 +3,8 @@
 Order. All truncates are carried out before all commits, these before all extends, these before all shares. Frees go
 first, so that what they give back is there for the rest; only the free of a sequence that also appears elsewhere goes
 last, in a second message (freeing it first could not be meant). An item with an event that is not done, and one whose
-sequence has others queued, is deferred: its result is None, its error surfaces at the sequence's next call.
+sequence has others queued, is deferred: its result is None, its error surfaces at the sequence's next call. Only a
+truncate whose sequence the same step extends or shares is waited for, as ``Sequence.extend`` does.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from radixkv.client.asking import deliver, done, ready, settle_truncates, whole
+from radixkv.client.asking import deliver, done, drain, ready, settle_truncates, whole
 from radixkv.client.batch import CommitItem, ExtendItem, FreeItem, Item, ShareItem, TruncateItem, as_error
 from radixkv.client.core import Core
-from radixkv.client.effects import NeedSession, Verb
+from radixkv.client.effects import NeedSession, Synchronize, Verb
 from radixkv.client.outbox import Event
 from radixkv.client.sequence import SequenceState
 from radixkv.client.session import Session
@@ -77,6 +78,8 @@ class _Entry:
     item: Item | None = None
     event: Event | None = None
     result: Any = None
+    cut: _Entry | None = None
+    """Of an extend or share: the truncate of the same step, if that has to wait. It comes first all the same."""
 
     def outcome(self) -> Any:
         if self.item is None or self.item.error is None:
@@ -94,6 +97,7 @@ def step(core: Core, plan: Plan) -> Verb[StepResult]:
         "share": [_entry(seq, None, _share(plan.copy), given) for seq, given in (plan.share or {}).items()],
     }
     session: Session = yield NeedSession()
+    _behind_truncates(core, lists)
     verdicts: dict[SequenceState, RadixKVError | None] = {}
     for name, entries in lists.items():
         for entry in entries:
@@ -116,11 +120,21 @@ def step(core: Core, plan: Plan) -> Verb[StepResult]:
     )
 
 
+def _behind_truncates(core: Core, lists: dict[str, list[_Entry]]) -> None:
+    waiting = {
+        entry.seq: entry
+        for entry in lists["truncate"]
+        if entry.item is not None and (core.outbox.behind(entry.seq) or not done(entry.event))
+    }
+    for entry in (*lists["extend"], *lists["share"]) if waiting else ():
+        entry.cut = waiting.get(entry.seq)
+
+
 def _stands(core: Core, session: Session, entry: _Entry, verdict: RadixKVError | None) -> bool:
     """The usual case, told without asking anybody: nothing is in the way of this item."""
     seq = entry.seq
     clear = seq.session is session and not (seq.closed or seq.unsettled or seq.broken or seq.deferred_error)
-    held_back = isinstance(entry.item, ExtendItem | ShareItem) and core.outbox.truncates(seq)
+    held_back = isinstance(entry.item, ExtendItem | ShareItem) and (entry.cut or core.outbox.truncates(seq))
     if seq.arriving is not None and isinstance(entry.item, CommitItem | TruncateItem | ShareItem):
         return False
     return clear and verdict is None and not held_back
@@ -134,7 +148,7 @@ def _examine(
     if name == "free" and seq.closed:
         entry.item = None  # freed already: no-op
         return verdict
-    error = verdict or (yield from _verdict(core, seq, name))
+    error = verdict or (yield from _verdict(core, entry, name))
     if error is None:
         return None
     entry.result = error
@@ -157,13 +171,18 @@ class _FreeAfter(FreeItem):
         self.error = self.error or self.earlier
 
 
-def _verdict(core: Core, seq: SequenceState, name: str) -> Verb[RadixKVError | None]:
+def _verdict(core: Core, entry: _Entry, name: str) -> Verb[RadixKVError | None]:
+    seq = entry.seq
     if seq.pool.core is not core:
         return BadRequest("the sequence belongs to another client", seq=seq.id)
     try:
         session = yield from (ready(seq) if name in ("free", "extend") else whole(core, seq))
         if name in ("extend", "share"):
             yield from settle_truncates(core, session, seq)
+        if entry.cut is not None:
+            yield from drain(core, session, seq)
+            if entry.cut.event is not None:
+                yield Synchronize(entry.cut.event)
     except RadixKVError as error:
         return error
     return None

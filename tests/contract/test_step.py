@@ -144,6 +144,17 @@ def test_fenced_items(pool: Any, ns: Any, make: Any, new_fence: Any) -> None:
     assert a.committed_tokens == 8
 
 
+def test_what_it_brings_comes_behind_its_own_truncate(pool: Any, make: Any, new_fence: Any) -> None:
+    """As ``extend`` it waits for the truncate's fence; for others it does not."""
+    seq, cut, after = make(8, headroom_tokens=4), new_fence(), new_fence()
+    result = pool.step(truncate={seq: (5, cut)}, commit={seq: (5, after)}, extend={seq: [1, 2]})
+    assert (result.errors, seq.length, seq.tokens.tolist()[5:]) == ([], 7, [1, 2])
+    assert (cut.synchronized, after.synchronized, seq.committed_tokens) == (1, 0, 0)
+    after.done = True
+    pool.flush(5)
+    assert (seq.committed_tokens, seq.valid()) == (5, True)
+
+
 def test_it_raises_only_if_the_whole_message_failed(pool: Any, make: Any) -> None:
     seq = make()
     with pytest.raises(radixkv.LimitExceeded):

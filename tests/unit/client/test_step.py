@@ -10,7 +10,8 @@ import pytest
 from radixkv.client import verbs
 from radixkv.client.batch import TruncateItem
 from radixkv.client.step import Plan, step
-from radixkv.commands import Commit, Extend, Failure, Free, Share, Step, Stepped, Truncate
+from radixkv.client.tokens import pack
+from radixkv.commands import Commit, Extend, Failure, Free, Share, Step, Stepped, Truncate, Truncated
 from radixkv.errors import BadRequest, SessionLost, StaleHandle, Timeout
 
 
@@ -109,6 +110,45 @@ def test_items_queue_behind_what_their_sequence_has_pending(desk: Any, new_event
     event.done = True
     desk.ship()
     assert desk.bodies == [Step(truncate=[Truncate(seq.id, 8)], commit=[Commit(seq.id, 4)]), Step(free=[Free(seq.id)])]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_an_extend_waits_for_the_same_steps_truncate(desk: Any, new_event: Any, good: Any, others: bool) -> None:
+    """Else what it brings would be cut off again by what was asked for before it."""
+    desk.answer = good
+    seq, written, cut, after = desk.sequence(), new_event(), new_event(), new_event()
+    if others:
+        desk.run(verbs.commit(desk.core, seq, 4, written))
+    plan = Plan(truncate={seq: (4, cut)}, commit={seq: (4, after)}, extend={seq: [7]})
+    result = desk.run(step(desk.core, plan))
+    assert (result.errors, seq.length, seq.page_table.tolist()) == ([], 5, [0, 9])
+    assert (written.waited, cut.waited, after.waited) == (int(others), 1, 0)
+    assert desk.bodies[int(others) :] == [Step(truncate=[Truncate(seq.id, 4)], extend=[Extend(seq.id, pack([7]))])]
+
+
+def test_a_share_waits_for_the_same_steps_truncate(desk: Any, new_event: Any, good: Any) -> None:
+    desk.answer = good
+    seq, cut = desk.sequence(8, (0, 1, 2), committed_tokens=8), new_event()
+    desk.run(step(desk.core, Plan(truncate={seq: (4, cut)}, share={seq: (None, 1)})))
+    (body,) = desk.bodies
+    assert (len(body.truncate), len(body.share), cut.waited) == (1, 1, 1)
+
+
+def test_an_extend_whose_truncate_waits_hears_of_what_failed_before(desk: Any, new_event: Any) -> None:
+    """It is not carried out then; the truncate is, when its event is done."""
+    seq, written, cut = desk.sequence(), new_event(), new_event()
+    desk.run(verbs.commit(desk.core, seq, 99, written))
+    desk.answer = lambda request: Stepped(
+        commit=[Failure("bad_request", "over length")] * len(request.body.commit),
+        truncate=[Truncated(1)] * len(request.body.truncate),
+    )
+    result = desk.run(step(desk.core, Plan(truncate={seq: (4, cut)}, extend={seq: [7]})))
+    assert isinstance(result.extend[seq], BadRequest)
+    assert (result.truncate[seq], seq.length) == (None, 8)
+    cut.done = True
+    desk.ship()
+    assert [len(body.extend) for body in desk.bodies] == [0, 0]
+    assert seq.length == 4
 
 
 def test_an_extend_waits_for_a_pending_truncate(desk: Any, new_event: Any, good: Any) -> None:
