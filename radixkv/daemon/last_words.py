@@ -43,4 +43,4 @@ class LastCommands:
         """Write them, oldest first, one JSON object a line."""
         lines.patience_ms = _PATIENCE_MS
         for at, command in self._kept:
-            lines.write(json.dumps({"at": at, "command": repr(command)[:_PRINTED]}))
+            lines.write(json.dumps({"at": at, "command": repr(command)[:_PRINTED]}, ensure_ascii=False))
