@@ -14,7 +14,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from radixkv.commands import (
     Body,
@@ -141,7 +141,7 @@ def replay(trace: Trace, memory: Memory, watch: Callable[[int], None] = lambda _
     Errors: ConfigError if there is too little memory for the longest prompt.
     """
     check(trace, memory)
-    worker = Worker(memory)
+    worker = Worker(_of_use(trace, memory))
     hits = host_hits = 0
     with _collecting_no_garbage():
         started = time.perf_counter()
@@ -174,6 +174,12 @@ def check(trace: Trace, memory: Memory) -> None:
             f"device_blocks = {memory.device_blocks} is not allowed; allowed: at least {max(1, trace.longest)}, "
             f"the longest prompt of {trace.name}"
         )
+
+
+def _of_use(trace: Trace, memory: Memory) -> Memory:
+    """No more blocks than are asked for: the engine has a record of each page, also of those that stay free."""
+    most = max(1, trace.blocks)
+    return replace(memory, device_blocks=min(memory.device_blocks, most), host_blocks=min(memory.host_blocks, most))
 
 
 @contextmanager

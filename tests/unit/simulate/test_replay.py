@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from fuzz.model.tree import TreeModel
-from radixkv.config import POLICIES
+from radixkv.config import PAGES_MAX, POLICIES
 from radixkv.errors import ConfigError
 from radixkv.simulate.bound import belady_hits
 from radixkv.simulate.replay import Memory, replay
@@ -89,6 +89,19 @@ def test_the_closed_form_of_shared_prefixes() -> None:
         assert report.hit_rate == 31 / 32 * 8 / 9
         assert round(100 * report.hit_rate, 2) == 86.11
         assert (report.inserted, report.evicted) == (trace.unique_blocks, 0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_memory_for_more_than_there_is_costs_nothing(policy: str) -> None:
+    """Ids at other places are other blocks: there can be more of them than different ids."""
+    trace = trace_of([1, 2], [2, 1], [3, 1, 2], [1, 2], [2, 1], [3, 1, 2])
+    vast = replay(trace, Memory(PAGES_MAX, policy=policy))
+    assert (vast.device_hits, vast.inserted, vast.evicted) == (7, 7, 0)
+
+
+def test_vast_host_memory_costs_nothing_either() -> None:
+    report = replay(trace_of([1, 2], [3, 4], [1, 2], [3, 4]), Memory(2, PAGES_MAX - 2))
+    assert (report.device_hits, report.host_hits, report.inserted) == (0, 4, 4)
 
 
 def test_whoever_watches_hears_of_the_end() -> None:
