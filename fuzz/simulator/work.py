@@ -322,15 +322,18 @@ class Work:
         seqs = [seq for seq in seqs if not (seq.rows_to_copy() or seq.unsettled or seq.doubtful)]
         if not seqs:
             return False
+        freed = [seq for seq in seqs if self._rng.random() < 0.2]
+        steady = [seq for seq in seqs if not self._core.outbox.truncates(seq)]
+        cut = [seq for seq in steady if self._rng.random() < 0.1 and seq not in freed]
         commit: dict[Sequence, Any] = {}
-        for seq in seqs:
-            if seq.written >= max(seq.asked, seq.committed_tokens) and not self._core.outbox.truncates(seq):
+        for seq in steady:
+            if seq not in cut and seq.written >= max(seq.asked, seq.committed_tokens):
                 seq.asked = seq.job.until if seq.job else seq.written
                 commit[seq] = (seq.asked, seq.job) if seq.job else seq.asked
-        freed = [seq for seq in seqs if self._rng.random() < 0.2]
         grown = [seq for seq in seqs if self._rng.random() < 0.3 and seq not in freed]
         plan = steps.Plan(
             free=[(seq, seq.job) for seq in freed],
+            truncate={seq: (self._rng.randint(0, seq.length), seq.job) for seq in cut},
             commit=commit,
             extend={seq: (pack(self._tail(seq.memory.spec.page_size)), 1) for seq in grown},
         )
