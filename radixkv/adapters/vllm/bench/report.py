@@ -27,7 +27,8 @@ def table(shape: Shape, found: Findings) -> str:
         *(_row(row, plain) for row in found.rows),
         *(f"| {WAYS[way]} | does not run: {why} | | | | |" for way, why in found.not_run.items()),
         "",
-        "All outputs are equal." if found.same_outputs else "OUTPUTS DIFFER.",
+        *(f"RADIXKV GAVE THE FRESH ENGINE NOTHING: {WAYS[way]}." for way in found.gave_nothing),
+        "OUTPUTS DIFFER." if not found.same_outputs else "All outputs are equal." if found.rows else "NOTHING HAS RUN.",
     ]
     return "\n".join(lines)
 
@@ -38,7 +39,7 @@ def as_json(shape: Shape, found: Findings) -> dict[str, Any]:
         del row["outputs"]
     return {
         "versions": found.versions, "shape": asdict(shape), "rows": rows, "not_run": found.not_run,
-        "same_outputs": found.same_outputs,
+        "same_outputs": found.same_outputs, "gave_nothing": found.gave_nothing,
     }  # fmt: skip
 
 

@@ -67,6 +67,18 @@ class Findings:
         """A cache that changes what a model says is worth nothing."""
         return all(row.outputs == self.rows[0].outputs for row in self.rows)
 
+    @property
+    def gave_nothing(self) -> list[str]:
+        """Ways with radixkv whose fresh engine found no more than the first one: figures of anything else."""
+        cached = {(row.way, row.engine): row.cached_tokens for row in self.rows}
+        both = [way for way in CONNECTORS if all((way, engine) in cached for engine in ENGINES)]
+        return [way for way in both if cached[way, "fresh"] <= cached[way, "first"]]
+
+    def ok(self, asked: tuple[str, ...]) -> bool:
+        """``asked``: ways that were named, which have to run. If none was: all but the offloading, as it needs a GPU."""
+        needed = asked or [way for way in WAYS if way != "offloading"]
+        return self.same_outputs and not self.gave_nothing and not any(way in self.not_run for way in needed)
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:

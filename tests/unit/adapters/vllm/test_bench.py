@@ -20,8 +20,8 @@ def test_the_questions_share_their_document_and_nothing_else() -> None:
     assert make(SHAPE) == load
 
 
-def row(way: str, engine: str, speed: float, outputs: list[list[int]]) -> Measured:
-    return Measured(way, engine, 4.0 / speed, 2.0 / speed, 100.0 * speed, 1000, 250, outputs)
+def row(way: str, engine: str, speed: float, outputs: list[list[int]], cached: int = 250) -> Measured:
+    return Measured(way, engine, 4.0 / speed, 2.0 / speed, 100.0 * speed, 1000, cached, outputs)
 
 
 def test_the_table_compares_with_the_first_engine_without_a_cache() -> None:
@@ -40,3 +40,24 @@ def test_a_cache_that_changes_an_output_is_told() -> None:
     found = Findings([row("radixkv", "first", 1.0, [[1]]), row("radixkv", "fresh", 1.0, [[2]])])
     assert report.table(SHAPE, found).endswith("OUTPUTS DIFFER.")
     assert report.as_json(SHAPE, found)["same_outputs"] is False
+    assert not found.ok(())
+
+
+def test_figures_of_an_engine_that_radixkv_gave_nothing_are_told() -> None:
+    found = Findings([row("radixkv", "first", 1.0, [[1]], 700), row("radixkv", "fresh", 1.0, [[1]], 700)])
+    assert "RADIXKV GAVE THE FRESH ENGINE NOTHING: radixkv, vLLM" in report.table(SHAPE, found)
+    assert report.as_json(SHAPE, found)["gave_nothing"] == ["radixkv"]
+    assert not found.ok(("radixkv",))
+    found.rows[1] = row("radixkv", "fresh", 1.0, [[1]], 960)
+    assert found.gave_nothing == []
+    assert found.ok(("radixkv",))
+
+
+def test_a_way_that_does_not_run_is_no_success_unless_it_cannot_run_on_a_cpu() -> None:
+    nothing_ran = Findings(not_run={"radixkv": "no daemon"})
+    assert report.table(SHAPE, nothing_ran).endswith("NOTHING HAS RUN.")
+    assert not nothing_ran.ok(("radixkv",))
+    assert not nothing_ran.ok(())
+    found = Findings([row("nothing", "first", 1.0, [[1]])], {"offloading": "no GPU"})
+    assert found.ok(())
+    assert not found.ok(("nothing", "offloading"))
