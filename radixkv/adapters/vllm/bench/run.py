@@ -75,7 +75,7 @@ class Findings:
         return [way for way in both if cached[way, "fresh"] <= cached[way, "first"]]
 
     def ok(self, asked: tuple[str, ...]) -> bool:
-        """``asked``: ways that were named, which have to run. If none was: all but the offloading, as it needs a GPU."""
+        """``asked``: ways that were named, which have to run. If none was: all but the offloading: it needs a GPU."""
         needed = asked or [way for way in WAYS if way != "offloading"]
         return self.same_outputs and not self.gave_nothing and not any(way in self.not_run for way in needed)
 
