@@ -3,7 +3,7 @@
 ::
 
     num_hidden_layers                      -> layers
-    num_key_value_heads | num_attention_heads -> kv_heads
+    num_key_value_heads | num_kv_heads | num_attention_heads -> kv_heads   (Falcon's first with multi_query: 1)
     head_dim | hidden_size / num_attention_heads -> head_dim
     dtype | torch_dtype                    -> dtype
     kv_lora_rank, qk_rope_head_dim         -> mla_latent_dim, mla_rope_dim   (multi-head latent attention)
@@ -23,6 +23,11 @@ from radixkv.config import KVSpec
 from radixkv.errors import ConfigError
 
 KEEPS_KV = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+STATES = (
+    "mamba_d_state", "ssm_state_size", "conv_L_cache", "lru_width", "linear_num_key_heads", "layers_block_type",
+    "attn_layer_period", "attn_layer_indices", "attn_type_list", "hybrid_override_pattern",
+)  # fmt: skip
+"""Keys that only models have whose layers, or some of them, keep a state. Many of these have no ``layer_types``."""
 
 
 def spec_of(path: Path, written: Mapping[str, object]) -> KVSpec:
@@ -93,7 +98,9 @@ class _Model:
         return 0
 
     def kv_heads(self) -> int:
-        return self.number("kv_heads", "num_key_value_heads", "num_attention_heads")
+        if self.keys.get("multi_query") and not self.keys.get("new_decoder_architecture"):
+            return 1
+        return self.number("kv_heads", "num_key_value_heads", "num_kv_heads", "num_attention_heads")
 
     def head_dim(self) -> int:
         head_dim = self.number("head_dim", "head_dim", required=False)
@@ -118,6 +125,9 @@ class _Model:
         strange = sorted({str(kind) for kind in kinds} - KEEPS_KV) if isinstance(kinds, list) else []
         if strange:
             raise self.error(f"layer_types has {', '.join(strange)}; supported: {', '.join(sorted(KEEPS_KV))}")
+        states = [key for key in STATES if self.keys.get(key) is not None]
+        if states:
+            raise self.error(f"{states[0]} means layers that keep a state, of which there are no pages")
 
     def lacks(self, what: str, key: str) -> ConfigError:
         return ConfigError(f"model_config = {str(self.path)!r} has no {what}; {_stand_in(key)}")

@@ -62,6 +62,12 @@ def test_bytes_of_a_token(tmp_path: Path, content: dict[str, Any], bytes_per_tok
     assert spec(tmp_path, content).bytes_per_token == bytes_per_token
 
 
+@pytest.mark.parametrize(("new", "heads"), [(False, 1), (True, 8)])
+def test_falcons_have_fewer_kv_heads_than_they_say_attention_heads(tmp_path: Path, new: bool, heads: int) -> None:
+    falcon = {**SMOLLM2, "num_key_value_heads": None, "multi_query": True, "num_kv_heads": 8}
+    assert spec(tmp_path, {**falcon, "new_decoder_architecture": new}).kv_heads == heads
+
+
 def test_head_dim_wins_over_the_quotient(tmp_path: Path) -> None:
     assert spec(tmp_path, {**LLAMA_70B, "head_dim": 96}).head_dim == 96
     assert spec(tmp_path, {**LLAMA_70B, "head_dim": None}).head_dim == 128
@@ -108,12 +114,18 @@ def test_a_missing_key_is_named(tmp_path: Path, missing: str, part: str) -> None
         ({**SMOLLM2, "hidden_size": 577}, "hidden_size 577 is no multiple of 9 attention heads"),
         ({**SMOLLM2, "num_attention_heads": 0}, "is no multiple of 0 attention heads"),
         ({**SMOLLM2, "layer_types": ["full_attention", "linear_attention"]}, "layer_types has linear_attention"),
+        ({**SMOLLM2, "mamba_d_state": 16}, "mamba_d_state means layers that keep a state"),
+        ({**SMOLLM2, "layer_types": ["full_attention"], "conv_L_cache": 3}, "conv_L_cache means layers that keep"),
         ({**SMOLLM2, "dtype": "float8_e4m3fn"}, "dtype = 'float8_e4m3fn' is not allowed"),
         ({**SMOLLM2, "text_config": 3}, "text_config is no object"),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, content: Any, part: str) -> None:
     assert part in refusal(tmp_path, content)
+
+
+def test_a_key_that_is_null_says_nothing(tmp_path: Path) -> None:
+    assert spec(tmp_path, {**SMOLLM2, "mamba_d_state": None, "layer_types": None}) == KVSpec()
 
 
 def test_layers_with_a_window_count_as_full_ones(tmp_path: Path) -> None:
