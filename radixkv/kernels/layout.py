@@ -20,6 +20,7 @@ from torch import Tensor
 
 from radixkv.config import Layout
 from radixkv.errors import BadRequest
+from radixkv.kernels import arguments
 from radixkv.kernels.quantized import CODES, SCALES, Pages, QuantizedPages
 
 if TYPE_CHECKING:
@@ -62,17 +63,27 @@ def arena_view(buffer: Buffer | Tensor, layout: Layout, pages: int) -> Tensor:
     Quantized pages: uint8 [pages, layers, 2, page_size, 1, bytes of a row], for whoever moves them.
     ``buffer`` begins with page 0: a writable buffer (mmap, memoryview, bytearray), or a contiguous one-dimensional
     uint8 tensor on any device. It stays alive as long as a view does (an mmap cannot be closed before).
-    BadRequest: too small for ``pages``, read-only, misaligned, or a layout with impossible strides.
+    BadRequest: no buffer, too small for ``pages``, read-only, misaligned, or a layout with impossible strides.
     """
     base = _elements(buffer, layout)
-    size, stride = layout.shape(pages), layout.strides
+    size, stride = layout.shape(arguments.whole("pages", pages)), layout.strides
     if min(size) < 1 or min(stride) < 1:
         raise BadRequest("sizes and strides of an arena are at least 1", size=min(size), stride=min(stride))
     _check_quantized(layout)
+    _check_apart(size, stride)
     last = sum((count - 1) * step for count, step in zip(size, stride, strict=True))
     if last >= base.numel():
         raise BadRequest("the buffer is too small for its pages", need_elements=last + 1, elements=base.numel())
     return base.as_strided(size, stride, base.storage_offset())
+
+
+def _check_apart(size: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    """Whatever the order of the dimensions is, each steps over all that the smaller steps reach."""
+    reach = 0
+    for step, count in sorted(pair for pair in zip(stride, size, strict=True) if pair[1] > 1):
+        if step <= reach:
+            raise BadRequest("places of an arena overlap: a stride is too small", stride=step, least=reach + 1)
+        reach += step * (count - 1)
 
 
 def _check_quantized(layout: Layout) -> None:
@@ -107,7 +118,11 @@ def _elements(buffer: Buffer | Tensor, layout: Layout) -> Tensor:
 
 
 def _as_tensor(buffer: Buffer) -> Tensor:
-    with memoryview(buffer) as view:
+    try:
+        given = memoryview(buffer)
+    except (TypeError, ValueError) as none:  # no buffer at all, or one that was closed
+        raise BadRequest(f"there is no buffer: {none}", type=type(buffer).__name__) from none
+    with given as view:
         if view.readonly:
             raise BadRequest("the buffer is read-only; kernels write into pages")
         if view.nbytes == 0 or not view.c_contiguous:

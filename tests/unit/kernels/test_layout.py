@@ -68,6 +68,8 @@ def test_a_mapping_a_memoryview_and_a_tensor_show_the_same_memory(dtype: str) ->
 def bad_buffers() -> list[tuple[str, object]]:
     enough = PAGES * SPEC.page_bytes
     raw = torch.zeros(2 * enough, dtype=torch.uint8)
+    closed = mmap.mmap(-1, enough)
+    closed.close()
     return [
         ("too small", bytearray(enough - 256)),
         ("read-only", bytes(enough)),
@@ -78,6 +80,9 @@ def bad_buffers() -> list[tuple[str, object]]:
         ("contiguous", raw[::2]),
         ("multiple of the element size", raw[1:]),
         ("multiple of the element size", memoryview(bytearray(2 * enough))[1:]),
+        ("there is no buffer", None),
+        ("there is no buffer", "pages"),
+        ("there is no buffer: mmap closed", closed),
     ]
 
 
@@ -95,6 +100,10 @@ def test_a_bad_buffer_is_refused(says: str, buffer: object) -> None:
         ("at least 1", {"head_stride": 0}, PAGES),
         ("at least 1", {"token_stride": -5}, PAGES),
         ("too small", {"page_stride": 10 * DEFAULT.page_stride}, PAGES),
+        ("places of an arena overlap", {"page_stride": DEFAULT.layer_stride}, PAGES),
+        ("places of an arena overlap", {"kv_stride": DEFAULT.kv_stride - 1}, PAGES),
+        ("pages is not an integer", {}, 3.0),
+        ("pages is not an integer", {}, None),
     ],
 )
 def test_an_impossible_layout_is_refused(says: str, changes: dict[str, object], pages: int) -> None:
