@@ -27,6 +27,7 @@ import os
 import resource
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import MutableMapping
 
@@ -73,16 +74,21 @@ class Store:
         Errors: Unavailable when the store does not take them.
         """
         # FDPOLL=0: systemd would drop a descriptor as soon as its other end is gone, which is what we want to find out.
-        message = f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0"
-        sent = self._send_after_drops(message, fds)
-        if not sent and self._reads:
-            room = select.poll()
-            room.register(self._socket, select.POLLOUT)
-            room.poll(self._patience_ms)
-            sent = self._send_after_drops(message, fds)
-        self._reads = sent
-        if not sent:
+        if not self._deliver(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fds):
             raise Unavailable("the store does not take file descriptors at the moment")
+
+    def _deliver(self, message: str, fds: tuple[int, ...] = ()) -> bool:
+        """Wait until the store has room; but not once more if it had none the last time."""
+        until = time.monotonic() + self._patience_ms / 1000
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        while not (sent := self._send_after_drops(message, fds)) and self._reads:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                break
+            room.poll(left_s * 1000)
+        self._reads = sent
+        return sent
 
     def _send_after_drops(self, message: str, fds: tuple[int, ...]) -> bool:
         """In the order in which all was asked for: a name may have been dropped before."""
@@ -106,8 +112,8 @@ class Store:
 
     def ready(self) -> None:
         """From now on the daemon serves."""
+        self._deliver("READY=1")
         self._patience_ms = SEND_MS
-        self._send("READY=1")
 
     def close(self) -> None:
         self._socket.close()
@@ -117,7 +123,10 @@ class Store:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self._socket.sendmsg([message.encode()], rights)
+        except BlockingIOError:
+            return False
         except OSError:
+            self._reads = False
             return False
         return True
 

@@ -93,6 +93,31 @@ def test_a_daemon_that_starts_is_patient(ends) -> None:
     reader.join()
 
 
+def test_a_cold_start_drops_many_and_a_store_that_reads_gets_all_and_the_last_word(ends) -> None:
+    """What is kept and that the daemon is ready comes behind more messages than the socket holds."""
+    there, store = ends
+    found: list[str] = []
+
+    def read() -> None:
+        there.settimeout(10.0)
+        while not found or found[-1] != "READY=1":
+            message, fds, _, _ = socket.recv_fds(there, 4096, 10)
+            found.append(message.decode().partition("\n")[0])
+            for fd in fds:
+                os.close(fd)
+
+    for count in range(500):
+        store.drop(f"member-{count}")
+    reader = threading.Thread(target=read)
+    reader.start()
+    store.keep("arena-0-0", 0)
+    for count in range(50):
+        store.drop(f"member-{count}")
+    store.ready()
+    reader.join()
+    assert found == ["FDSTOREREMOVE=1"] * 500 + ["FDSTORE=1"] + ["FDSTOREREMOVE=1"] * 50 + ["READY=1"]
+
+
 def test_a_store_that_is_gone(ends) -> None:
     there, store = ends
     there.close()
