@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 
-def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="whose script", metavar="SHELL")], /
+) -> None:
     """Print a shell's completion script.
 
     Use it as in: eval "$(radixkv completion bash)"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from radixkv.cli.app import COMMANDS, main
+from radixkv.cli.app import COMMANDS, app, main
 from radixkv.version import VERSION
 
 ROOT = Path(__file__).parents[3]
@@ -39,10 +39,21 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     "command", [[name] for name in COMMANDS if name not in ("bench", "model")] + [["bench", "vllm"], ["model", "fetch"]]
 )
-def test_every_command_explains_every_flag(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+def test_every_command_explains_every_flag(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert main([*command, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: radixkv {' '.join(command)}" in out
+    found = app
+    for word in command:
+        found = found[word]
+    flags = [argument for argument in found.assemble_argument_collection() if not argument.children]
+    assert flags
+    for flag in flags:
+        assert flag.parameter.help, flag.names
+        assert flag.names[0] in out
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
