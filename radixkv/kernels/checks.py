@@ -20,8 +20,9 @@ from radixkv.kernels.prefixes import SharedPrefixes
 from radixkv.kernels.quantized import SCALES, Pages, QuantizedPages
 
 IMPLEMENTATIONS = ("auto", "triton", "torch")
-TOKENS_MAX = 2**31 - 2**14
-"""Tokens a page table may hold: positions are int32 in the kernels, with room for a block behind each slice."""
+TOKENS_MAX = 2**31 - 2**16
+"""Tokens a page table may hold: positions are int32 in the kernels, also that of the end of the last of a row's slices,
+of which each may be up to a block of 64 tokens too long: the largest devices have some 600."""
 SIZE_MAX = 2.0**100
 """Of a scale, a soft cap and its inverse: what they are multiplied with stays far from the ends of float32."""
 
