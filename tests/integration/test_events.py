@@ -40,6 +40,15 @@ class Told:
         self.listeners.append(Listener(events.endpoint, events.replay_endpoint, **how))
         return self.listeners[-1]
 
+    def hear(self, start: int | None = None, listener: Listener | None = None) -> list[int]:
+        """A replay, when all is told that there is: copies between the tiers end when they like."""
+        wait_until(self._is_quiet, what="the end of all copies")
+        return (listener or self.listener).replay(start)
+
+    def _is_quiet(self) -> bool:
+        stats = self.client.stats()
+        return stats.pools["default"].copies == 0 and stats.events.backlog_bytes == 0
+
     def compare(self, listener: Listener | None = None) -> None:
         """About every document, all of it: is what the listener believes what a lookup finds?"""
         prompts = [document(number, 32) for number in range(8)]
@@ -80,7 +89,7 @@ def test_who_listens_knows_what_a_lookup_finds(told: Any, events: dict[str, Any]
     print(f"seed {seed}")
     for turn in range(10):
         work(one.pool, seed + turn, 8)
-        one.listener.replay()
+        one.hear()
         one.compare()
     assert len(one.listener.blocks["CPU"]) > 4
     seen = one.client.stats().events
@@ -89,7 +98,7 @@ def test_who_listens_knows_what_a_lookup_finds(told: Any, events: dict[str, Any]
     assert (seen.replays, seen.replays_running, seen.snapshots, seen.backlog_bytes) == (10, 0, 0, 0)
     assert seen.replayed_batches == seen.batches == seen.ring_batches == (last & 2**BOOT_SHIFT - 1) + 1
     one.pool.invalidate(NAMESPACE)
-    one.listener.replay()
+    one.hear()
     assert one.listener.blocks == {"GPU": {}, "CPU": {}}
 
 
@@ -127,20 +136,20 @@ def test_a_huge_commit_is_told_in_pieces_and_other_work_goes_on(told: Any) -> No
 
 def test_what_the_buffer_does_not_have_is_told_as_a_whole(told: Any) -> None:
     one = told({"buffer_batches": 3}, pools=[{"pages": 16, "host_pages": 24}])
-    one.listener.replay(0)
+    one.hear(0)
     begun = one.listener.last
     for turn in range(12):
         answer(one.pool, document(turn % 8, 32))
-    came = one.listener.replay()
+    came = one.hear()
     assert came[0] > begun + 3, "an explicit hole, then everything at once"
     assert one.listener.last == came[-1] and len(came) <= 4
     one.compare()
-    assert one.listener.replay() == []
+    assert one.hear() == []
     answer(one.pool, document(3, 32))
-    assert one.listener.replay(), "and it goes on from there"
+    assert one.hear(), "and it goes on from there"
     one.compare()
     late = one.listen()
-    late.replay(0)
+    one.hear(0, late)
     one.compare(late)
     assert late.replay(late.last + 1000) == [late.last], "from the future: everything, too"
 
@@ -150,19 +159,19 @@ def test_a_warm_restart_tells_what_was_recovered(told: Any) -> None:
     for number in range(4):
         answer(one.pool, document(number, 32))
     one.pool.invalidate(radixkv.Namespace("another"))
-    one.listener.replay(0)
+    one.hear(0)
     one.compare()
     boot, before = one.listener.last >> BOOT_SHIFT, one.listener.last
     one.daemon.kill_daemon()
     one.daemon.wait_ready()
-    came = one.listener.replay()
+    came = one.hear()
     assert came[0] > before and came[0] >> BOOT_SHIFT > boot, "another daemon, and a hole before its first batch"
     assert came[0] % 2**BOOT_SHIFT == 0
     one.compare()
     assert one.listener.blocks["GPU"]
     for number in range(3, 7):
         answer(one.pool, document(number, 32))
-    one.listener.replay()
+    one.hear()
     one.compare()
 
 
