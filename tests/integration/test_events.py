@@ -41,7 +41,7 @@ class Told:
         return self.listeners[-1]
 
     def hear(self, start: int | None = None, listener: Listener | None = None) -> list[int]:
-        """A replay, when all is told that there is: copies between the tiers end when they like."""
+        """A replay, when all is told that there is: that is done behind the replies, and copies end when they like."""
         wait_until(self._is_quiet, what="the end of all copies")
         return (listener or self.listener).replay(start)
 
@@ -219,7 +219,7 @@ def test_who_never_reads_blocks_nobody_and_takes_bounded_memory(told: Any) -> No
             deaf[0].ask(0)
     grown = resident_bytes(one.daemon.pid) - before
     assert grown < 24 * 2**20, f"{grown / 2**20:.1f} MiB more"
-    one.listener.replay()
+    one.hear()
     assert one.listener.tokens([999 % 256, *range(8191)], 16) == (8192, 0)
     while one.listener.listen(wait_ms=0):
         pass
