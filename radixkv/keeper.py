@@ -39,6 +39,7 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 MEMORY_PATIENCE_S = 30.0
 """After a broken invariant: how long memory that is not there yet is waited for (old workers still map the old)."""
 
+EXIT_NOT_STARTED = 127
 _FINAL = (Exit.CONFIG, Exit.IN_USE, Exit.MEMORY)
 
 _PR_SET_PDEATHSIG = 1
@@ -92,7 +93,7 @@ class Keeper:
     def run(self) -> int:
         while True:
             started = time.monotonic()
-            code = os.waitstatus_to_exitcode(self._run_daemon())
+            code = self._run_daemon()
             self._log.info("the daemon ended", code=code, ready=self._ready, asked=self._is_stopping())
             if self._is_stopping():
                 return max(code, Exit.DRAINED)
@@ -132,9 +133,13 @@ class Keeper:
     # -- one daemon -----------------------------------------------------------------------------------------------
 
     def _run_daemon(self) -> int:
-        """Start a daemon, serve as its store until it has ended, reap it. Its wait status."""
+        """Start a daemon, serve as its store until it has ended, reap it. Its exit code, or minus its signal."""
         self._ready = False
-        self._daemon = pid = self._spawn()
+        try:
+            self._daemon = pid = self._spawn()
+        except OSError as error:
+            self._log.warning("no daemon can be started at the moment", error=str(error))
+            return EXIT_NOT_STARTED
         pidfd = os.pidfd_open(pid)
         try:
             while pidfd not in self._wait([self._signals, self._notify, pidfd]):
@@ -144,7 +149,7 @@ class Keeper:
         finally:
             os.close(pidfd)
         self._daemon = 0
-        return os.waitpid(pid, 0)[1]
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _wait(self, sources: list[Any], timeout_s: float | None = None) -> list[Any]:
         """Sleep until one of these is readable; signals and notifications are dealt with. Which ones are."""
@@ -167,14 +172,21 @@ class Keeper:
             os.kill(self._daemon, signal.SIGTERM if self._stops == 1 else signal.SIGKILL)
 
     def _spawn(self) -> int:
-        """Fork and exec the daemon; its process id. The child does nothing but rearrange descriptors."""
+        """Fork and exec the daemon; its process id. The child does nothing but rearrange descriptors.
+
+        Errors: OSError, where there is no memory or no room for another process.
+        """
         stored = [("doors", door.fileno()) for door in self._doors] + self._kept
         parent = os.getpid()
         # Signals wait until the child's are its own: before that it would tell our signal socket about them.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        pid = os.fork()
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if pid:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             return pid
         try:
             os.setsid()  # the terminal's ctrl-c is for the keeper alone
@@ -198,7 +210,7 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             os.execve(self._command[0], self._command, environ)  # noqa: S606 - our own command, no shell wanted
         finally:
-            os._exit(127)
+            os._exit(EXIT_NOT_STARTED)
 
     # -- what is kept -----------------------------------------------------------------------------------------------
 

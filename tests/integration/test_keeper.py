@@ -347,8 +347,8 @@ def keep(tmp_path: Path):
     """A keeper of any command; ended when the test is."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*command: str) -> subprocess.Popen[str]:
-        keeper = [sys.executable, "-c", KEEP, f"{tmp_path}/r.sock", *command]
+    def start(*command: str, first: str = "") -> subprocess.Popen[str]:
+        keeper = [sys.executable, "-c", first + KEEP, f"{tmp_path}/r.sock", *command]
         started.append(subprocess.Popen(keeper, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -483,6 +483,26 @@ def test_memory_that_a_killed_daemon_still_has_is_waited_for(keep, tmp_path: Pat
     count.touch()
     assert ended(keep(sys.executable, "-c", SERVES_ONCE, str(count)))[0] == 2
     assert len(count.read_text()) == 4
+
+
+NO_ROOM_TWICE = """
+import os
+fork, refusals = os.fork, iter("ab")
+
+def refuse():
+    if next(refusals, None):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = refuse
+"""
+
+
+def test_a_machine_without_room_for_a_process_is_waited_for(keep) -> None:
+    """Such as one whose memory has run out, which may be what ended the daemon."""
+    code, _, log = ended(keep(sys.executable, "-c", "raise SystemExit(2)", first=NO_ROOM_TWICE))
+    assert code == 2
+    assert log.count("no daemon can be started at the moment") == 2
 
 
 def test_a_crash_loop_costs_nothing(keep, tmp_path: Path) -> None:
