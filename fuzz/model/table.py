@@ -25,6 +25,7 @@ class Record:
     owner: int = 0
     namespace: int = -1
     epoch: int = 0
+    published_in: int = 0
     stamp: int = 0
     tokens: bytes = b""
     serial: int = 0
@@ -92,6 +93,7 @@ class TableMirror:
             self.serials[write.pool] += 1
             record.parent_serial = before
             record.serial = before = self.serials[write.pool]
+            record.published_in = record.epoch << 32 | record.namespace
             record.tokens = write.tokens[index * each : (index + 1) * each]
 
     def _copy(self, write: commands.Copied) -> None:
@@ -99,13 +101,14 @@ class TableMirror:
         sources = self._move(write.pool, write.sources, (CACHED,), CACHED)
         targets = self._move(write.pool, write.targets, (FREE, PRIVATE), CACHED)
         for source, target in zip(sources, targets, strict=True):
-            for name in ("stamp", "namespace", "epoch", "serial", "parent_serial", "tokens"):
+            for name in ("stamp", "namespace", "epoch", "published_in", "serial", "parent_serial", "tokens"):
                 setattr(target, name, getattr(source, name))
 
     def roots(self, pool: str) -> Callable[[int], int]:
-        """Epoch and namespace of a page of this pool as one number, whenever asked."""
+        """Epoch and namespace in which a page of this pool was published last, as one number, whenever asked: by then
+        the same command may have given the page to somebody else."""
         records = self.pages[pool]
-        return lambda page: records[page].epoch << 32 | records[page].namespace
+        return lambda page: records[page].published_in
 
     # -- against the model --------------------------------------------------------------------------------------
 
