@@ -261,7 +261,9 @@ class Pool:
     def pin(self, match: Match, above: Node | None = None) -> Node:
         """Hold a matched path, from below ``above`` (held already) or from the root. Returns its last node."""
         node, woken = self.tree.pin(match, above=above)
-        self.woken(woken)
+        if woken:
+            self.woken(woken)
+            self.gained = True  # who waits for what is held now anyway needs nothing
         if self.shares is not None and match.inside is not None:
             self.shares.resized(match.inside)
         return node

@@ -72,6 +72,18 @@ def test_a_wait_ends_with_the_requests_deadline():
     assert counts(pair) == {"free": 4}
 
 
+def test_who_waits_for_what_somebody_else_holds_by_now_waits_no_longer():
+    """Its one page is cached, but to wake it would leave no reserve. A commit of the same page pins it anyway."""
+    pair, one, two = workers(3, 2, decode_reserve_pages=1)
+    mine = one.reserve(P[:4])
+    two.cache(P[:4])
+    one.extend(mine, headroom=4)
+    assert two.try_reserve(P[:4], wait_s=9.0, last_page="keep") is None
+    one.commit(mine, 4)
+    assert pair.real.snapshot()["queued"] == 0
+    assert counts(pair) == {"shadow": 1, "private": 1, "cached": 1}
+
+
 def test_rk_035_who_holds_pages_is_never_made_to_wait_for_more():
     pair, one, two, three = workers(4, 3)
     mine, other = one.reserve(range(8)), two.reserve(range(20, 28))
