@@ -67,6 +67,13 @@ EVENT_HASHES = ("int64", "bytes")
 DEVICE = re.compile(r"cpu|cuda(:(\d{1,3}|GPU-[0-9a-f-]+)(\+(\d{1,3}|GPU-[0-9a-f-]+))*)?")
 """The machine's memory, or that of CUDA devices, one a rank, by number or UUID."""
 
+_TCP = re.compile(r"tcp://(\[[^\]\s]+\]|[^\s:;\[\]\0]+):([1-9][0-9]{0,4})")
+"""Host and port. ZeroMQ makes something of any port: it binds 34463 or 65535 for 99999 or -1."""
+_PORT_MAX = 65535
+_IPC = re.compile(r"ipc:///[^\0]+")
+SOCKET_PATH_MAX = 107
+"""Bytes a unix socket's path can have on Linux."""
+
 PAGE_SIZE_MAX = 256
 PAGES_MAX = 2**31 - 1
 RANKS_MAX = 64
@@ -89,6 +96,14 @@ def _whole(key: str, value: object, low: int, high: int) -> None:
 def _seconds(key: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise _refuse(key, value, f"seconds from {low:g} to {high:g}")
+
+
+def _is_address(address: str) -> bool:
+    """Whether ZeroMQ would bind what is written there, and not something else."""
+    if _IPC.fullmatch(address):
+        return len(address.removeprefix("ipc://").encode(errors="surrogateescape")) <= SOCKET_PATH_MAX
+    tcp = _TCP.fullmatch(address)
+    return tcp is not None and int(tcp[2]) <= _PORT_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,8 +410,9 @@ class EventsConfig:
     def __post_init__(self) -> None:
         for key in ("endpoint", "replay_endpoint"):
             address = getattr(self, key)
-            if address and not address.startswith(("ipc:///", "tcp://")):
-                raise _refuse(f"events.{key}", address, "ipc:// and an absolute path, tcp:// and an address")
+            if address and not _is_address(address):
+                allowed = f"ipc:// and an absolute path of at most {SOCKET_PATH_MAX} bytes, tcp:// and host:port"
+                raise _refuse(f"events.{key}", address, f"{allowed} with a port from 1 to {_PORT_MAX}")
         if self.replay_endpoint and (not self.endpoint or self.endpoint == self.replay_endpoint):
             raise _refuse("events.replay_endpoint", self.replay_endpoint, "one beside events.endpoint")
         if self.format not in EVENT_FORMATS:

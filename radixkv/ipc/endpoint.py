@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from radixkv.config import SOCKET_PATH_MAX
 from radixkv.errors import ConfigError, PermissionDenied, RadixKVError
 
 SOCKET_NAME = "radixkv.sock"
-SOCKET_PATH_MAX = 107
-"""Bytes a unix socket's path can have on Linux."""
 BACKLOG = 256
 """Connections that may wait to be taken, also while no daemon runs and a keeper holds the socket."""
 
@@ -79,7 +78,7 @@ def resolve(endpoint: str | os.PathLike[str] | None = None, environ: Mapping[str
     named = os.fspath(endpoint or environ.get("RADIXKV_ENDPOINT", ""))
     if named:
         path = Path(named.removeprefix("ipc://"))
-        if "://" in str(named).removeprefix("ipc://") or not path.is_absolute():
+        if "://" in str(named).removeprefix("ipc://") or not path.is_absolute() or "\0" in str(path):
             raise ConfigError(f"endpoint = {named!r} is not allowed; allowed: ipc:// and an absolute path")
         found = Endpoint(path)
     else:

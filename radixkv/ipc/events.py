@@ -82,12 +82,14 @@ class Events:
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._context = zmq.Context()
         self._files: list[Path] = []
-        self._publisher = self._open(zmq.PUB, config.endpoint, config.hwm)
+        self._publisher = self._open(zmq.PUB, ("endpoint", config.endpoint), config.hwm)
         self.replay: zmq.Socket[bytes] | None = None
         if config.replay_endpoint:
-            self.replay = self._open(zmq.ROUTER, config.replay_endpoint, _REPLAY_QUEUE)
+            self.replay = self._open(zmq.ROUTER, ("replay_endpoint", config.replay_endpoint), _REPLAY_QUEUE)
 
-    def _open(self, kind: int, address: str, queue: int) -> zmq.Socket[bytes]:
+    def _open(self, kind: int, where: tuple[str, str], queue: int) -> zmq.Socket[bytes]:
+        """``where``: the key, and its address."""
+        key, address = where
         socket = self._context.socket(kind)
         options = [(zmq.LINGER, _LINGER_MS), (zmq.SNDHWM, queue), (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)]
         if kind == zmq.ROUTER:
@@ -104,11 +106,10 @@ class Events:
         except (zmq.ZMQError, EndpointInUse, ConfigError) as error:
             socket.close(0)
             self.close()
-            if not isinstance(error, zmq.ZMQError):
-                raise
-            if error.errno == zmq.EADDRINUSE:
-                raise EndpointInUse(f"somebody listens at {address}") from error
-            raise ConfigError(f"events: {address!r} cannot be bound: {error.strerror}") from error
+            if isinstance(error, EndpointInUse) or getattr(error, "errno", None) == zmq.EADDRINUSE:
+                raise EndpointInUse(f"somebody listens at {address}, which is events.{key}") from error
+            why = error.strerror if isinstance(error, zmq.ZMQError) else "something else is there, which is no socket"
+            raise ConfigError(f"events.{key} = {address!r} cannot be bound: {why}") from error
         return socket
 
     def close(self) -> None:

@@ -263,12 +263,14 @@ def test_sockets_are_private_and_go_with_the_daemon(told: Any) -> None:
 @pytest.mark.parametrize(
     ("address", "code", "words"),
     [
-        ("ipc:///no/such/directory/x", 2, "events"),
-        ("tcp://256.0.0.1:1", 2, "events"),
+        ("ipc:///no/such/directory/x", 2, "events.endpoint = 'ipc:///no/such/directory/x' cannot be bound: No such"),
+        ("ipc:///dev/null", 2, "events.endpoint = 'ipc:///dev/null' cannot be bound: something else is there"),
+        ("tcp://256.0.0.1:1", 2, "events.endpoint = 'tcp://256.0.0.1:1' cannot be bound: "),
+        ("tcp://127.0.0.1:99999", 2, "events.endpoint = 'tcp://127.0.0.1:99999' is not allowed; allowed: ipc:// and"),
         ("http://localhost", 2, "events.endpoint = 'http://localhost' is not allowed"),
         (None, 3, "somebody listens at"),
     ],
-    ids=["no directory", "no address", "no such kind", "in use"],
+    ids=["no directory", "no socket", "no address", "no port", "no such kind", "in use"],
 )
 def test_an_address_that_cannot_be_is_refused(
     told: Any, serve_command: Any, tmp_path: Path, address: str | None, code: int, words: str

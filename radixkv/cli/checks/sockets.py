@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from radixkv.cli.checks.check import Check, fail, ok, warn
+from radixkv.config import SOCKET_PATH_MAX
 from radixkv.errors import PermissionDenied, RadixKVError
-from radixkv.ipc.endpoint import SOCKET_PATH_MAX, Endpoint, check_directory, is_listening
+from radixkv.ipc.endpoint import Endpoint, check_directory, is_listening
 
 
 def directory(endpoint: Endpoint) -> Check:

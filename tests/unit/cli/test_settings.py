@@ -225,6 +225,36 @@ def test_events_that_cannot_be_are_refused(machine: Machine, flags: dict[str, st
         assert part in message
 
 
+WHERE = "ipc:// and an absolute path of at most 107 bytes, tcp:// and host:port with a port from 1 to 65535"
+
+
+@pytest.mark.parametrize("key", ["events.endpoint", "events.replay_endpoint"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(f"tcp://127.0.0.1:{port}" for port in ("99999", "65536", "131071", "0", "-1", "+5", "2299x", "x", "", "*")),
+        *("tcp://127.0.0.1", "tcp://*:*", "tcp://:5557", "tcp://", "tcp://127.0.0.1: 5557", "tcp://127.0.0.1:5557 "),
+        *("tcp://h:1;h:2", "tcp://h:1:2", "tcp://h:\u0665", "udp://h:1"),
+        *("ipc://" + "/" * 108, "ipc:///a\0b", "ipc://a"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_and_no_other_is_bound(machine: Machine, key: str, address: str) -> None:
+    """ZeroMQ takes most of these, and listens somewhere else."""
+    flags = {"events.endpoint": "tcp://h:1", key: address}
+    flag = "--" + key.replace("_", "-")
+    assert machine.refusal(flags) == f"{key} = {address!r} is not allowed; allowed: {WHERE} (from {flag})"
+
+
+@pytest.mark.parametrize("address", ["tcp://*:1", "tcp://lo:65535", "tcp://10.0.0.1:5557", "tcp://[::1]:5557"])
+def test_addresses_that_others_can_reach_are_taken(machine: Machine, address: str) -> None:
+    assert machine.load({"events.endpoint": address}).events.endpoint == address
+
+
+def test_no_file_can_name_a_socket_that_cannot_be(machine: Machine) -> None:
+    machine.file.write_text('[server]\nendpoint = "ipc:///tmp/a\\u0000b"\n')
+    assert "server.endpoint = 'ipc:///tmp/a\\x00b' is not allowed" in machine.refusal()
+
+
 def test_one_pool_is_told_of(machine: Machine) -> None:
     pools = ["name=a,pages=1", "name=b,pages=1"]
     told = machine.load({"events.endpoint": "tcp://h:1", "events.pool": "b"}, pools=pools).told_pool

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from radixkv.config import SOCKET_PATH_MAX
 from radixkv.errors import ConfigError, PermissionDenied
 from radixkv.ipc.endpoint import (
-    SOCKET_PATH_MAX,
     Claim,
     Endpoint,
     EndpointInUse,
