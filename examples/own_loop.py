@@ -2,13 +2,15 @@
 `radixkv serve --pool name=default,layers=2,kv_heads=2,head_dim=8,dtype=float32,page_size=4,pages=64`.
 """
 
+import time
+
 import torch
 
 import radixkv
 from radixkv.kernels import Rotary, append, decode_attention, prefill_attention
 
 LAYERS, HEADS, KV_HEADS, DIM, WIDTH, VOCABULARY = 2, 4, 2, 8, 32, 101
-LOST = (radixkv.StaleHandle, radixkv.SessionLost, radixkv.Unavailable, radixkv.Timeout)
+LOST = (radixkv.StaleHandle, radixkv.SessionLost, radixkv.Unavailable, radixkv.Timeout, radixkv.Draining)
 
 # The model: two layers of attention with random weights. Here would be yours.
 torch.manual_seed(0)
@@ -46,9 +48,9 @@ def attention(pool, seq, start, end):
     return attend
 
 
-def go_on(pool, namespace, tokens, until):
-    """Appends to `tokens` until they are so many. All that is lost with a LOST error is time."""
-    with pool.reserve(tokens, namespace=namespace, headroom_tokens=pool.page_size) as seq:  # 1. reserve
+def go_on(pool, namespace, tokens, until, room):
+    """Appends to `tokens` until they are so many. All that is lost with a LOST error, or with OutOfPages, is time."""
+    with pool.reserve(tokens, namespace=namespace, headroom_tokens=room, timeout=30.0) as seq:  # 1. reserve
         written = seq.cached_tokens  # the first of them are there already: computed here, or by somebody else
         print(f"{written} of {len(tokens)} tokens are cached")
         prompt = len(tokens)
@@ -68,12 +70,19 @@ def go_on(pool, namespace, tokens, until):
 
 
 def generate(pool, namespace, prompt, count):
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + count:
+    tokens, until, room = list(prompt), len(prompt) + count, pool.page_size
+    while len(tokens) < until:
         try:
-            go_on(pool, namespace, tokens, len(prompt) + count)
+            go_on(pool, namespace, tokens, until, room)
+        except radixkv.OutOfPages as error:  # no page for reserve, in 30 s, or for extend: ours have gone back by now
+            if error.never_fits:
+                print("the pool is too small for the rest")
+                break
+            room = max(room, until - len(tokens))  # wait until there is room for all the rest, so that this was all
+            print(f"again, after {error.code}")
         except LOST as error:  # a lapsed lease, or another daemon: reserve what is known so far, most of it is cached
             print(f"again, after {error.code}")
+            time.sleep(0.1)
     return tokens[len(prompt) :]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,15 +17,31 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def printed(endpoint: str, *arguments: str | Path, timeout_s: float = 120.0) -> str:
     """What Python prints with these arguments, beside the daemon at ``endpoint``. Warnings are errors; so is any other
     end than a good one."""
-    run = subprocess.run(
+    with started(endpoint, *arguments) as run:
+        return rest_printed(run, timeout_s)
+
+
+@contextlib.contextmanager
+def started(endpoint: str, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """Killed in the end, if it still runs then."""
+    with subprocess.Popen(
         [sys.executable, "-W", "error", *arguments],
         env={**os.environ, "RADIXKV_ENDPOINT": endpoint, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout_s,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+    ) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+def rest_printed(run: subprocess.Popen[str], timeout_s: float = 120.0) -> str:
+    """What nobody has read yet of what a program prints that ends well."""
+    said, errors = run.communicate(timeout=timeout_s)
+    assert run.returncode == 0, errors
+    return said
 
 
 def as_module(example: str, name: str) -> ModuleType:

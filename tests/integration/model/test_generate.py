@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -288,6 +290,18 @@ def test_the_loop_can_be_given_to_model_generate(llama: Any, plain: Any, client:
     assert said == [(row, int(answer[row, 13 + step])) for step in range(6) for row in range(2)]
     with pytest.raises(ValueError, match="another one"):
         plain.generate(**inputs, **asked, custom_generate=paged.decode)
+
+
+def test_the_short_pieces_on_the_page_run_as_they_stand(llama: Any, plain: Any, client: radixkv.Client) -> None:
+    """docs/own-loop.md; what they do not import has the names of its program."""
+    page = (Path(__file__).parents[3] / "docs" / "own-loop.md").read_text()
+    first, last = re.findall(r"```python\n(from radixkv.*?)```", page, flags=re.DOTALL)
+    inputs = {**with_common(9, 2, 4), "pad_token_id": PAD}
+    names = {"model": llama, "client": client, "inputs": inputs, "asked": {**inputs, "max_new_tokens": 6}}
+    exec(first, names)
+    assert torch.equal(names["ours"], names["theirs"])
+    exec(last, names)
+    assert torch.equal(names["answers"], plain.generate(**names["asked"]))
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
