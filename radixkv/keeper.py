@@ -6,7 +6,8 @@
     ┌─> start a daemon with all that is kept ──> keep what it sends (ipc/fdstore.py) ──> it ends and is reaped ─┐
     └── by a signal, an unexpected code, or 0 without being asked: again; a broken invariant (70): again, empty ┘
         0 after SIGTERM or SIGINT to the keeper: 0; configuration, endpoint, memory (2, 3, 4): the same code,
-        but for what passes: memory that old workers still map, or that a killed daemon's copier still writes to
+        but for what passes: memory that old workers still map, or that a killed daemon's copier still writes to;
+        and, once a daemon has served, a configuration that somebody can mend: the pages wait for that
 
 One thread, no ZeroMQ, no memory mapped, nothing decided about pages. A daemon that dies while it starts is started
 again after a pause that grows; so is one that crashes again and again soon after. Should the keeper itself be killed,
@@ -31,6 +32,7 @@ from radixkv.errors import ConfigError, Exit, PermissionDenied
 from radixkv.ipc.endpoint import Claim, Endpoint, EndpointInUse, open_socket, prepare_directory
 from radixkv.ipc.fdstore import FIRST_FD, NAME_MAX, STORE_MAX, raise_open_files
 from radixkv.ipc.log import open_log
+from radixkv.ipc.refusals import FIELD, KEEPER, REFUSED
 from radixkv.ipc.signals import STOP_SIGNALS, signal_socket, take_signals
 
 YOUNG_S = 5.0
@@ -86,19 +88,22 @@ class Keeper:
         """The daemon that runs, or ran last, has been ready."""
         self._served = False
         """One has been."""
+        self._refused = ""
+        """What the last daemon's configuration was refused for, hashed; empty: it was not."""
         self._stops = 0
         self._crashes = 0
         self._patient_until = 0.0
 
     def run(self) -> int:
         while True:
-            started = time.monotonic()
+            started, refused = time.monotonic(), self._refused
             code = self._run_daemon()
-            self._log.info("the daemon ended", code=code, ready=self._ready, asked=self._is_stopping())
-            if self._is_stopping():
-                return max(code, Exit.DRAINED)
             self._served |= self._ready
-            if code in _FINAL and not self._may_pass(code, started):
+            self._tell(code, refused)
+            passes = self._may_pass(code, started)
+            if self._is_stopping():
+                return Exit.DRAINED if passes else max(code, Exit.DRAINED)
+            if code in _FINAL and not passes:
                 return code
             if code == Exit.BROKEN:
                 self._forget()
@@ -107,10 +112,20 @@ class Keeper:
             if self._is_stopping():
                 return Exit.DRAINED
 
+    def _tell(self, code: int, refused: str) -> None:
+        """Nothing of one that was ``refused`` for the same as the one before."""
+        if code == Exit.CONFIG and self._refused and self._refused == refused:
+            return
+        self._log.info("the daemon ended", code=code, ready=self._ready, asked=self._is_stopping())
+        if code == Exit.CONFIG and self._served and not self._is_stopping():
+            self._log.error("no daemon serves until the configuration is mended; the pages wait, it is tried again")
+
     def _may_pass(self, code: int, started: float) -> bool:
         """Old workers still map the old memory; or, once a daemon has served, what is left of it (its copier) still
-        has the lock."""
-        return (code == Exit.MEMORY and started < self._patient_until) or (code == Exit.IN_USE and self._served)
+        has the lock, or somebody will mend what he has written."""
+        return (code == Exit.MEMORY and started < self._patient_until) or (
+            code in (Exit.IN_USE, Exit.CONFIG) and self._served
+        )
 
     def _is_stopping(self) -> bool:
         return self._stops > 0
@@ -125,7 +140,8 @@ class Keeper:
         if self._crashes <= 1:
             return
         pause_s = min(PAUSE_FIRST_S * 2.0 ** min(self._crashes - 2, 16), PAUSE_MAX_S)
-        self._log.warning("the daemon crashed again", crashes=self._crashes, pause_s=pause_s)
+        if code != Exit.CONFIG:
+            self._log.warning("the daemon crashed again", crashes=self._crashes, pause_s=pause_s)
         until = time.monotonic() + pause_s
         while not self._is_stopping() and (left_s := until - time.monotonic()) > 0:
             self._wait([self._signals], left_s)
@@ -135,8 +151,9 @@ class Keeper:
     def _run_daemon(self) -> int:
         """Start a daemon, serve as its store until it has ended, reap it. Its exit code, or minus its signal."""
         self._ready = False
+        known, self._refused = self._refused, ""
         try:
-            self._daemon = pid = self._spawn()
+            self._daemon = pid = self._spawn(known)
         except OSError as error:
             self._log.warning("no daemon can be started at the moment", error=str(error))
             return EXIT_NOT_STARTED
@@ -171,8 +188,10 @@ class Keeper:
         if self._daemon:
             os.kill(self._daemon, signal.SIGTERM if self._stops == 1 else signal.SIGKILL)
 
-    def _spawn(self) -> int:
+    def _spawn(self, refused: str) -> int:
         """Fork and exec the daemon; its process id. The child does nothing but rearrange descriptors.
+
+        ``refused``: what need not be said once more.
 
         Errors: OSError, where there is no memory or no room for another process.
         """
@@ -201,6 +220,8 @@ class Keeper:
                 **os.environ,
                 "NOTIFY_SOCKET": self._address,
                 "FDSTORE": str(STORE_MAX),
+                KEEPER: self._address,
+                REFUSED: refused,
                 "LISTEN_PID": str(os.getpid()),
                 "LISTEN_FDS": str(len(stored)),
                 "LISTEN_FDNAMES": ":".join(name for name, _ in stored),
@@ -238,6 +259,8 @@ class Keeper:
             return True
         elif "READY" in fields:
             self._ready = True
+        elif FIELD in fields:
+            self._refused = fields[FIELD]
         for fd in fds:
             os.close(fd)
         return True

@@ -47,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(given, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except ConfigError as error:
-        return _fail(str(error), 2)
+        return _refuse(str(error))
     except CycloptsError as error:
-        return _fail(" ".join(str(error).split()), 2)
+        return _refuse(" ".join(str(error).split()))
     except RadixKVError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
@@ -59,6 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _refuse(message: str) -> int:
+    """Wrong flags or configuration. A daemon that was started again to try says it once."""
+    from radixkv.ipc.refusals import is_known
+
+    return 2 if is_known(message) else _fail(message, 2)
 
 
 def _fail(message: str, code: int) -> int:

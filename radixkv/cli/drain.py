@@ -20,6 +20,7 @@ from radixkv.ipc.endpoint import Endpoint, is_listening, resolve
 ANSWER_S = 2.0
 """How long one question may take."""
 LOOK_AGAIN_S = 0.02
+GAVE_UP = "its keeper (or systemd) has given up as well; the log says why"
 
 
 def drain(
@@ -32,7 +33,7 @@ def drain(
 
     Under a keeper (`serve --supervised`, or systemd's store) the next daemon, of whatever version is installed by then,
     goes on with all pages and sessions: this is how radixkv is upgraded. Without one it is as SIGTERM: nothing new is
-    taken, what runs has drain_s seconds, the pages are gone.
+    taken, what runs has drain_s seconds, the pages are gone. Exit code 1 if the next daemon, or the end, does not come.
 
     With --json one object: `old_boot_id`; `boot_id`, of the daemon that goes on (null: none does); `same_cache`,
     whether it has kept the pages; `seconds`.
@@ -43,7 +44,7 @@ def drain(
     where = resolve(endpoint)
     old = ask.stats(where, ANSWER_S)
     question.ask(where, Shutdown(), ANSWER_S)
-    new = _await_change(where, old["boot_id"], begin + timeout)
+    new = _await_change(where, old, begin + timeout)
     found = {
         "old_boot_id": old["boot_id"],
         "boot_id": None if new is None else new["boot_id"],
@@ -54,17 +55,24 @@ def drain(
     return 0
 
 
-def _await_change(where: Endpoint, boot_id: str, until: float) -> dict[str, Any] | None:
-    """What the next daemon says of itself; None when there is none. Errors: Unavailable when time is up."""
+def _await_change(where: Endpoint, old: dict[str, Any], until: float) -> dict[str, Any] | None:
+    """What the next daemon says of itself; None when there is to be none.
+
+    Errors: Unavailable when time is up, or when the one that was to go on does not.
+    """
+    kept, boot_id = old.get("kept", False), old["boot_id"]
     while time.monotonic() < until:
         if not is_listening(where.path):
+            if kept:
+                raise Unavailable(f"the daemon at {where.address} has ended and no next one goes on: {GAVE_UP}")
             return None
         with contextlib.suppress(Unavailable):
             found = ask.stats(where, min(ANSWER_S, max(LOOK_AGAIN_S, until - time.monotonic())))
             if found["boot_id"] != boot_id:
                 return found
         time.sleep(LOOK_AGAIN_S)
-    raise Unavailable(f"the daemon at {where.address} has been asked to end and is not done yet")
+    state = "no next one serves yet: its keeper's log says why" if kept else "is not done yet"
+    raise Unavailable(f"the daemon at {where.address} has been asked to end and {state}")
 
 
 def _as_text(where: Endpoint, found: dict[str, Any]) -> str:

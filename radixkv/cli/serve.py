@@ -61,7 +61,8 @@ def serve(
     the environment (RADIXKV_SERVER__LEASE_S), the file of --config, /etc/radixkv.toml, in this order.
 
     Ends with 0 when drained, 2 for a wrong configuration, 3 when the endpoint is in use, 4 when the memory cannot be
-    had, 70 for a broken invariant. With --supervised it is started again instead, unless that cannot help (2, 3, 4).
+    had, 70 for a broken invariant. With --supervised it is started again instead, unless that cannot help (2, 3, 4);
+    once one has served, a wrong configuration (2) is waited for until it is mended.
     """
     keys = written(server=server, limits=limits, events=events)
     config = configuration(pools, keys)

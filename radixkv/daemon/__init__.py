@@ -21,6 +21,7 @@ from radixkv.device.arena import MemoryInUse, MemoryTooSmall
 from radixkv.errors import ConfigError, Exit, PermissionDenied, Unavailable
 from radixkv.ipc.endpoint import EndpointInUse
 from radixkv.ipc.log import open_log
+from radixkv.ipc.refusals import is_known
 
 
 def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:
@@ -35,7 +36,8 @@ def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:
             stack.callback(daemon.close)
             return daemon.run()
     except (ConfigError, PermissionDenied) as error:
-        log.critical("configuration refused", error=str(error))
+        if not is_known(str(error)):
+            log.critical("configuration refused", error=str(error))
         return Exit.CONFIG
     except (EndpointInUse, MemoryInUse) as error:
         log.critical("endpoint in use", error=str(error))

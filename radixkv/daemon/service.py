@@ -49,6 +49,7 @@ class Service:
         self._engine, self._router = parts.engine, parts.router
         self._copier, self._events, self._quiescence = parts.copier, parts.events, parts.quiescence
         self._tables = {name: pool.table for name, pool in parts.pools.items()}
+        self._is_kept = parts.store is not None
         self._agenda = agenda
         self._last = last
         self._paranoid = paranoid
@@ -139,6 +140,7 @@ class Service:
                 "boot_id": self._engine.boot_id,
                 "cache_id": self._engine.cache_id,
                 "uptime_s": round(self._agenda.now - self._agenda.started, 3),
+                "kept": self._is_kept,
                 **snapshot,
                 "counters": counters,
                 "events": None if self._events is None else self._events.statistics(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import signal
@@ -473,16 +474,16 @@ if n == 0:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as store:
         store.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"])
     os.abort()
-sys.exit([3, 3, 2][n - 1])
+sys.exit([3, 2, 3, 4][n - 1])
 """
 
 
 def test_memory_that_a_killed_daemon_still_has_is_waited_for(keep, tmp_path: Path) -> None:
-    """Its copier holds the lock until the kernel is done with it. As the first answer, 3 is final."""
+    """Its copier holds the lock until the kernel is done with it. As the first answer, 3 is final, and so is 2."""
     count = tmp_path / "count"
     count.touch()
-    assert ended(keep(sys.executable, "-c", SERVES_ONCE, str(count)))[0] == 2
-    assert len(count.read_text()) == 4
+    assert ended(keep(sys.executable, "-c", SERVES_ONCE, str(count)))[0] == 4
+    assert len(count.read_text()) == 5
 
 
 NO_ROOM_TWICE = """
@@ -665,6 +666,76 @@ def test_drain_without_a_keeper_is_the_end(daemon_factory, raw_worker) -> None:
     assert again.returncode == 1
     assert "no daemon" in again.stderr and "radixkv serve" in again.stderr
     worker.close()
+
+
+POOL = "layers = 1\nkv_heads = 1\nhead_dim = 8\npage_size = 4\n"
+TYPO, OTHER_PAGES = f"[[pool]\npages = 16\n{POOL}", f"[[pool]]\npages = 17\n{POOL}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"), [(TYPO, "is not TOML"), (OTHER_PAGES, "does not fit the memory")], ids=["typo", "other pages"]
+)
+def test_a_configuration_that_is_wrong_by_now_is_waited_for(
+    keep, tmp_path: Path, serve_command, raw_worker, wrong: str, words: str
+) -> None:
+    """The pages outlive it. It is said once, each time that it is another error, and drain does not say that all is
+    well."""
+    file, right = tmp_path / "c.toml", f"[[pool]]\npages = 16\n{POOL}"
+
+    def write(text: str) -> None:
+        """At once: nobody reads half of it."""
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(file)
+
+    def log_until_refused(times: int) -> str:
+        while log.getvalue().count("no daemon serves until") < times:
+            log.write(keeper.stderr.readline())
+        return log.getvalue()
+
+    log = io.StringIO()
+    write(right)
+    keeper = keep(*serve_command(tmp_path, "--config", str(file)))
+    first = ready(keeper)
+    endpoint = str(first["endpoint"])
+    worker = raw_worker(endpoint)
+    worker.reserve(1, tokens(8))
+    assert worker.ask(Step(commit=[Commit(1, 8)])) == Stepped(commit=[None])
+    write(wrong)
+    done = drain(endpoint, "--timeout", "1.5")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "no next one serves yet: its keeper's log says why" in done.stderr
+    write(right + "\n[servers]\n")
+    assert log_until_refused(2).count(words) == 1, "of several tries"
+    write(right)
+    second = ready(keeper)
+    assert second["cache_id"] == first["cache_id"]
+    other = raw_worker(endpoint)
+    assert other.reserve(1, tokens(9)).cached_tokens == 8
+    assert other.ask(Bye()) == Done()
+    write(right + "\n[servers]\n")
+    os.kill(int(str(second["pid"])), signal.SIGKILL)
+    assert log_until_refused(3).count("'servers' (from") == 2, "once more after one has served"
+    keeper.terminate()
+    assert ended(keeper)[0] == 0
+
+
+ENDS_AFTER_DRAIN = """
+import os, sys
+from radixkv.config import Config, KVSpec, PoolConfig, ServerConfig
+from radixkv.daemon import serve
+if any(name.startswith("table") for name in os.environ["LISTEN_FDNAMES"].split(":")):
+    sys.exit(4)
+pool = PoolConfig("default", KVSpec(1, 1, 8, "float32", 4), 16)
+sys.exit(serve(Config(ServerConfig(endpoint="ipc://" + sys.argv[1]), pools=(pool,))))
+"""
+
+
+def test_drain_fails_when_no_daemon_goes_on(keep, tmp_path: Path) -> None:
+    keeper = keep(sys.executable, "-c", ENDS_AFTER_DRAIN, f"{tmp_path}/r.sock")
+    done = drain(str(ready(keeper)["endpoint"]))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no next one goes on" in done.stderr and "its keeper" in done.stderr
+    assert ended(keeper)[0] == 4
 
 
 def test_drain_waits_for_what_runs_and_says_so_when_time_is_up(daemon_factory, raw_worker) -> None:
