@@ -15,7 +15,7 @@ from radixkv.cli.values import refuse
 from radixkv.commands import Shutdown
 from radixkv.errors import Unavailable
 from radixkv.ipc import question
-from radixkv.ipc.endpoint import Endpoint, is_listening, resolve
+from radixkv.ipc.endpoint import Endpoint, is_claimed, is_listening, resolve
 
 ANSWER_S = 2.0
 """How long one question may take."""
@@ -62,7 +62,7 @@ def _await_change(where: Endpoint, old: dict[str, Any], until: float) -> dict[st
     """
     kept, boot_id = old.get("kept", False), old["boot_id"]
     while time.monotonic() < until:
-        if not is_listening(where.path):
+        if not is_listening(where.path) and not is_claimed(where):
             if kept:
                 raise Unavailable(f"the daemon at {where.address} has ended and no next one goes on: {GAVE_UP}")
             return None

@@ -31,6 +31,7 @@ SOCKET_NAME = "radixkv.sock"
 BACKLOG = 256
 """Connections that may wait to be taken, also while no daemon runs and a keeper holds the socket."""
 
+_LOCKS = Path("/proc/locks")
 _DIRECTORY_MODE = 0o700
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -259,6 +260,19 @@ def remove_stale(path: Path) -> None:
     if is_listening(path):
         raise EndpointInUse(f"somebody listens at {path}")
     path.unlink(missing_ok=True)
+
+
+def is_claimed(endpoint: Endpoint) -> bool:
+    """Whether a living process has the lock, as far as it can be seen from here (/proc/locks).
+
+    It is not tried out: that would be in the way of a daemon that starts just then.
+    """
+    try:
+        inode = str(endpoint.lock_path.stat().st_ino)
+        held = [line.split() for line in _LOCKS.read_text().splitlines()]
+    except OSError:
+        return False
+    return any("FLOCK" in words and inode in (word.rpartition(":")[2] for word in words) for words in held)
 
 
 def is_listening(path: Path) -> bool:

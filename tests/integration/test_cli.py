@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,7 +103,7 @@ def test_stat_watches_until_the_daemon_is_gone(machine: Machine) -> None:
         daemon.terminate()
         _, said = watch.communicate(timeout=60)
         assert watch.returncode == 1
-    assert "radixkv serve" in said
+    assert "no daemon at" in said or "starts or ends" in said
     assert looks[0]["uptime_s"] < looks[2]["uptime_s"]
 
 
@@ -123,6 +124,46 @@ def test_a_daemon_that_is_full_or_drains_is_seen(machine: Machine) -> None:
         held.free()
         assert daemon.wait(30) == 0
         client.close()
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def doctor_on_the_daemon(machine: Machine) -> dict[str, str]:
+    found: dict[str, str] = next(
+        check for check in json.loads(machine.run("doctor", "--json").stdout)["checks"] if check["name"] == "daemon"
+    )
+    return found
+
+
+def test_a_daemon_that_is_stopped_is_not_to_be_started(machine: Machine, ready: dict[str, Any]) -> None:
+    """`radixkv serve` would end with 3."""
+    with stopped(ready["pid"]):
+        for command in ("stat", "drain"):
+            done = machine.run(command)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert f"a daemon is at {machine.endpoint} and does not answer" in done.stderr
+            assert "start one" not in done.stderr and "radixkv serve" not in done.stderr
+        found = doctor_on_the_daemon(machine)
+        assert found["status"] == "fail" and "does not answer" in found["detail"]
+        assert "serve" not in found["detail"] + found["fix"]
+        assert machine.run("serve", "--pool", POOL).returncode == 3
+    assert machine.run("stat").returncode == 0
+
+
+def test_a_daemon_whose_socket_was_removed_is_still_there(machine: Machine, ready: dict[str, Any]) -> None:
+    Path(machine.endpoint.removeprefix("ipc://")).unlink()
+    done = machine.run("stat")
+    assert done.returncode == 1 and "a daemon has " in done.stderr and "start one" not in done.stderr
+    found = doctor_on_the_daemon(machine)
+    assert found["status"] == "fail" and "radixkv.sock.lock" in found["detail"]
+    assert machine.run("serve", "--pool", POOL).returncode == 3
 
 
 def test_doctor_sees_the_daemon(machine: Machine, ready: dict[str, Any]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from radixkv.cli.ask import silence
 from radixkv.cli.checks.check import Check, fail, ok, warn
 from radixkv.config import SOCKET_PATH_MAX
-from radixkv.errors import PermissionDenied, RadixKVError
-from radixkv.ipc.endpoint import Endpoint, check_directory, is_listening
+from radixkv.errors import PermissionDenied, RadixKVError, Unavailable
+from radixkv.ipc.endpoint import Endpoint, check_directory
 
 
 def directory(endpoint: Endpoint) -> Check:
@@ -38,7 +39,7 @@ def daemon(endpoint: Endpoint, answer: dict[str, object] | RadixKVError) -> Chec
     """``answer``: the daemon's snapshot, or why there is none."""
     if not isinstance(answer, RadixKVError):
         return ok("daemon", f"{answer.get('version')} answers at {endpoint.address}")
-    if is_listening(endpoint.path):
-        fix = "see its log on stderr; end it with SIGTERM, or SIGKILL if it hangs, and start it again"
-        return fail("daemon", f"somebody listens at {endpoint.address} and does not answer: {answer.message}", fix)
+    if there := silence(endpoint):
+        fix = "see its log on stderr; SIGCONT if it is stopped; SIGTERM, or SIGKILL if it hangs, ends it"
+        return fail("daemon", there if isinstance(answer, Unavailable) else f"{there}: {answer.message}", fix)
     return warn("daemon", f"none at {endpoint.address}", "radixkv serve")

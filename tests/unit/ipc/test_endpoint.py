@@ -20,6 +20,7 @@ from radixkv.ipc.endpoint import (
     Endpoint,
     EndpointInUse,
     check_directory,
+    is_claimed,
     is_listening,
     prepare_directory,
     resolve,
@@ -228,3 +229,16 @@ def test_other_files_are_never_removed(endpoint: Endpoint) -> None:
 def test_an_endpoint_that_is_no_text_is_refused_by_name(endpoint) -> None:
     with pytest.raises(ConfigError, match="endpoint ="):
         resolve(endpoint, {})
+
+
+def test_who_has_the_lock_is_seen_without_a_try(tmp_path: Path) -> None:
+    """A try would be in the way of a daemon that starts just then."""
+    endpoint = Endpoint(tmp_path / "r.sock")
+    assert not is_claimed(endpoint)
+    claim = Claim(endpoint)
+    assert is_claimed(endpoint)
+    assert not is_claimed(Endpoint(tmp_path / "other.sock"))
+    claim.release()
+    assert not is_claimed(endpoint)
+    endpoint.lock_path.touch()
+    assert not is_claimed(endpoint), "a killed daemon has left it"
