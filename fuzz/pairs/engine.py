@@ -79,9 +79,9 @@ class EnginePair:
 
     # -- shorthands ---------------------------------------------------------------------------------------------
 
-    def open(self) -> int:
+    def open(self, name: str = "worker") -> int:
         self._next_session += 1
-        self.do(commands.OpenSession(self._next_session, self._next_session.to_bytes(16, "little"), "worker"))
+        self.do(commands.OpenSession(self._next_session, self._next_session.to_bytes(16, "little"), name))
         return self._next_session
 
     def ask(self, session: int, body: commands.Body, deadline: float = FAR) -> commands.Reply | None:

@@ -73,7 +73,7 @@ def attempt_prefetch(state: State, pool: Pool, waiting: Waiting, now: float) -> 
         below = pool.tree.match_host(match, body.tokens)
         room = pool.room(0, namespace.root) - pool.tree.idle_on_path(match) - pool.config.decode_reserve_pages
         if below.pages > room:
-            raise OutOfPages(need=below.pages, available=max(0, room), never_fits=below.pages > pool.pages.size)
+            raise plan.out_of_pages(pool, below.pages, room, below.pages > pool.pages.size)
         if below.pages and tier.fetch(match, below, below.pages) is First.COPIES:
             return None
     return look_up(pool, body.namespace, [body.tokens])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from radixkv.allocator.page_states import FREE
+from radixkv.allocator.page_states import FREE, QUARANTINED
 from radixkv.commands import Extend, Reply, Reserve, Share, Truncate
 from radixkv.config import LAST_PAGE_MODES, Limits
 from radixkv.engine.pool import IN_TREE, Pool
@@ -79,7 +79,18 @@ def require(pool: Pool, session: Worker, need: int, room: int, largest: int) -> 
     if cap:
         room = min(room, cap - session.charged.get(pool.name, 0))
     if need > room:
-        raise OutOfPages(need=need, available=max(0, room), never_fits=need > largest or bool(cap and need > cap))
+        raise out_of_pages(pool, need, room, need > largest or bool(cap and need > cap))
+
+
+def out_of_pages(pool: Pool, need: int, room: int, never_fits: bool) -> OutOfPages:
+    words = "; ".join(["not enough pages", *quarantined(pool)])
+    return OutOfPages(words, need=need, available=max(0, room), never_fits=never_fits)
+
+
+def quarantined(pool: Pool) -> list[str]:
+    """For people: that there are pages which no session has and nobody can get, if there are."""
+    pages = pool.pages.counts[QUARANTINED]
+    return [f"quarantined, as processes that had them may still write to them: {pages}"] if pages else []
 
 
 def plan_reserve(pool: Pool, session: Worker, body: Reserve) -> ReservePlan:
@@ -183,10 +194,10 @@ def plan_truncate(pool: Pool, session: Worker, seq: Sequence, item: Truncate) ->
     room = pool.room(floor_missing(pool, session), seq.root) + _given_back(pool, seq, kept)
     cap = pool.config.session_cap_pages
     if room < 1:
-        raise OutOfPages(need=1, available=max(0, room), never_fits=pool.largest < kept + 1)
+        raise out_of_pages(pool, 1, room, pool.largest < kept + 1)
     charged_after = session.charged.get(pool.name, 0) - seq.charged + (kept - min(seq.shared, last))
     if cap and charged_after > cap:
-        raise OutOfPages(need=1, available=0, never_fits=False)
+        raise out_of_pages(pool, 1, 0, never_fits=False)
     return TruncatePlan(kept, rows)
 
 

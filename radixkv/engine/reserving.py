@@ -145,11 +145,11 @@ def _in_vain(state: State, pool: Pool, waiting: Waiting, now: float) -> OutOfPag
         need, available = error.need, error.available
     else:  # it would fit, but others are before it
         need, available = planned.new, 0
-    holders = _holders(state, pool)
+    holders = "; ".join([*_holders(state, pool), *plan.quarantined(pool)])
     return OutOfPages("waited in vain", need=need, available=available, waited_s=now - waiting.since, holders=holders)
 
 
-def _holders(state: State, pool: Pool) -> str:
+def _holders(state: State, pool: Pool) -> list[str]:
     """The sessions that have most pages of their own, and how old the oldest of their sequences is."""
     having = [(session.charged.get(pool.name, 0), session) for session in state.sessions.all()]
     said = []
@@ -157,8 +157,9 @@ def _holders(state: State, pool: Pool) -> str:
         oldest = next((seq for seq in session.sequences.values() if seq.pool == pool.name), None)
         if pages and oldest is not None:
             age = state.sessions.running_s - oldest.since_s
-            said.append(f"session {session.id} ({session.name}): {pages} pages, the oldest sequence for {age:.0f} s")
-    return "; ".join(said)
+            name = f" ({session.name})" if session.name else ""
+            said.append(f"session {session.id}{name}: {pages} pages, the oldest sequence for {age:.0f} s")
+    return said
 
 
 # -- what others are computing ------------------------------------------------------------------------------------

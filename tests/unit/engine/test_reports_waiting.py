@@ -202,6 +202,32 @@ def test_rk_039_who_waits_in_vain_is_told_who_holds_the_pages_and_for_how_long()
     assert said == [f"session {n} (worker): 2 pages, the oldest sequence for 9 s" for n in (1, 2, 3, 4)]
 
 
+def test_whoever_finds_no_page_is_told_of_those_that_the_dead_may_still_write_to():
+    pair, dead, other, late = workers(8, 3)
+    dead.reserve(range(20))
+    assert other.try_reserve(range(16)).message == "not enough pages"
+    pair.do(commands.EndSession(dead.session, mapped=True, reason="killed"))
+    held = other.compute(range(8))
+    words = "quarantined, as processes that had them may still write to them: 5"
+    assert late.try_reserve(range(50, 58)).message == f"not enough pages; {words}"
+    assert code(other.try_extend(held, headroom=8)) == "out_of_pages"
+    assert late.try_reserve(range(50, 58), wait_s=2.0) is None
+    (vain,) = pair.tick(2.0).granted
+    mine = f"session {other.session} (worker): 2 pages, the oldest sequence for 2 s"
+    assert vain.reply.details["holders"] == f"{mine}; {words}"
+    pair.do(commands.MappingGone(dead.session))
+    assert len(late.reserve(range(50, 58)).pages) == 2
+
+
+def test_a_session_without_a_name_is_told_by_its_number_alone():
+    pair, late = workers(2, 1)
+    nameless = pair.open(name="")
+    pair.ask(nameless, commands.Reserve("a", 1, NAMESPACE, pack_tokens(range(8))))
+    assert late.try_reserve([1], wait_s=2.0) is None
+    (vain,) = pair.tick(2.0).granted
+    assert vain.reply.details["holders"] == f"session {nameless}: 2 pages, the oldest sequence for 2 s"
+
+
 def test_rk_040_a_greedy_worker_leaves_the_others_their_floor_and_stays_under_its_cap():
     pair, greedy, modest = workers(8, 2, session_floor_pages=2, session_cap_pages=6)
     for turn in range(8):
