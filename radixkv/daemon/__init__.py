@@ -49,5 +49,5 @@ def serve(config: Config, *, paranoid: bool = False, cold: bool = False) -> int:
         log.critical("broken: this is a bug in radixkv; the next start is cold", error=str(error), exc_info=error)
         return Exit.BROKEN
     except MemoryTooSmall as error:
-        log.critical("not enough memory", error=error.message, **error.details)
+        log.critical("the memory cannot be had", error=error.message, **error.details)
         return Exit.MEMORY

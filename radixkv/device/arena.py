@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -56,7 +57,9 @@ def create(name: str, size: int) -> int:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
     except OSError as error:
         os.close(fd)
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        if error.errno == errno.EFBIG:
+            raise _over_limit(size, resource.getrlimit(resource.RLIMIT_FSIZE)[0]) from error
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
             raise _too_small(size, available_bytes()) from error
         raise
     except BaseException:
@@ -144,6 +147,16 @@ def _too_small(needed: int, available: int) -> MemoryTooSmall:
         "give the pools fewer pages (pages=, device_bytes=) or free memory",
         needed_bytes=needed,
         available_bytes=available,
+    )
+
+
+def _over_limit(needed: int, limit: int) -> MemoryTooSmall:
+    """The limit on file sizes holds for shared memory as well."""
+    return MemoryTooSmall(
+        f"{needed} bytes of memory in one piece are needed, over the file size limit of {limit} bytes: "
+        "ulimit -f unlimited in the shell that starts the daemon (LimitFSIZE=infinity in a systemd unit)",
+        needed_bytes=needed,
+        available_bytes=limit,
     )
 
 

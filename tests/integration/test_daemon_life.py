@@ -193,6 +193,18 @@ def test_memory_that_is_not_there_is_refused_with_the_numbers(serve, tmp_path: P
     assert files(tmp_path) == []
 
 
+@pytest.mark.parametrize("limit", [4096, 2_000_000], ids=["table", "arena"])
+def test_a_file_size_limit_is_refused_by_its_name(serve, tmp_path: Path, limit: int) -> None:
+    """There is memory enough: fewer pages would help as well, but a shell's `ulimit -f` is what is wrong."""
+    pool = f"name=limited,layers=1,kv_heads=1,head_dim=8,page_size=4,pages={1 if limit == 4096 else 10_000}"
+    served = serve("--pool", pool, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    code, rest, log = served.end()
+    assert (code, rest, served.ready) == (4, "", None)
+    assert f"the file size limit of {limit} bytes" in log and "ulimit -f unlimited" in log
+    assert f"available_bytes={limit}" in log
+    assert files(tmp_path) == []
+
+
 def test_a_path_that_is_too_long_is_refused_with_the_reason(serve, tmp_path: Path) -> None:
     served = serve(directory=tmp_path / ("x" * 120))
     code, rest, log = served.end()

@@ -6,7 +6,8 @@ import resource
 
 from radixkv.cli import sizes
 from radixkv.cli.checks.check import Check, fail, ok, warn
-from radixkv.config import Config, PoolConfig
+from radixkv.config import Config
+from radixkv.device.pool_memory import geometry_of
 
 FILES_OF_A_SESSION = 4
 """An attach connection, a pidfd, a socket for verbs and one for heartbeats."""
@@ -20,7 +21,7 @@ def checks(config: Config) -> list[Check]:
     """Each limit of this process against what ``config`` will need."""
     return [
         open_files(resource.getrlimit(resource.RLIMIT_NOFILE), config.limits.sessions),
-        file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0], max(map(_largest_file, config.pools))),
+        file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0], largest_file(config)),
         locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
     ]
 
@@ -39,10 +40,10 @@ def open_files(limit: tuple[int, int], sessions: int) -> Check:
     return ok("open files", f"{detail}{sessions:,} sessions need {needed:,}")
 
 
-def file_size(soft: int, arena_bytes: int) -> Check:
+def file_size(soft: int, largest_bytes: int) -> Check:
     """The limit on file sizes holds for shared memory as well."""
-    if soft != UNLIMITED and soft < arena_bytes:
-        detail = f"limited to {sizes.show(soft)}, the largest pool takes {sizes.show(arena_bytes)}"
+    if soft != UNLIMITED and soft < largest_bytes:
+        detail = f"limited to {sizes.show(soft)}, the largest piece of the pools takes {sizes.show(largest_bytes)}"
         return fail("file size", detail, "ulimit -f unlimited (LimitFSIZE=infinity in a systemd unit)")
     return ok("file size", "no limit" if soft == UNLIMITED else f"limited to {sizes.show(soft)}, which is enough")
 
@@ -53,8 +54,17 @@ def locked_memory(soft: int) -> Check:
     return ok("locked memory", f"{shown}; pools of CPU memory lock none")
 
 
-def _largest_file(pool: PoolConfig) -> int:
-    return max(pool.host_arena_bytes, 0 if pool.cuda_devices else pool.arena_bytes)
+def largest_file(config: Config) -> int:
+    """Bytes of the largest arena or descriptor table."""
+    return max(
+        size
+        for pool in config.pools
+        for size in (
+            pool.host_arena_bytes,
+            0 if pool.cuda_devices else pool.arena_bytes,
+            geometry_of(pool, "", config.limits.sessions).table_bytes,
+        )
+    )
 
 
 def _count(limit: int) -> str:

@@ -12,7 +12,8 @@ from radixkv.cli.app import main
 from radixkv.cli.checks import cuda, kernel, limits, memory, packages, sockets
 from radixkv.cli.checks.check import Check
 from radixkv.cli.doctor import as_lines
-from radixkv.config import Config, PoolConfig
+from radixkv.config import Config, KVSpec, PoolConfig
+from radixkv.device.pool_memory import geometry_of
 from radixkv.errors import Unavailable
 from radixkv.ipc.endpoint import Endpoint
 
@@ -78,6 +79,13 @@ class TestLimits:
         found = limits.file_size(GIB - 1, GIB)
         assert found.status == "fail"
         assert "ulimit -f unlimited" in found.fix
+
+    def test_the_largest_file_may_be_a_table(self) -> None:
+        """A few small pages have one of a megabyte."""
+        pool = PoolConfig(spec=KVSpec(1, 1, 8, "float32", 4), pages=1)
+        assert pool.arena_bytes < limits.largest_file(Config(pools=(PoolConfig(pages=1),))) < 10 * 2**20
+        assert limits.largest_file(Config(pools=(pool,))) == geometry_of(pool, "", 256).table_bytes
+        assert limits.largest_file(Config()) == PoolConfig().arena_bytes
 
     def test_locked_memory_is_only_told(self) -> None:
         assert limits.locked_memory(0).status == "ok"

@@ -113,14 +113,15 @@ def test_too_much_is_refused_with_the_numbers_and_nothing_is_left() -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_the_kernels_own_refusal_is_the_same_error() -> None:
-    """A limit on file sizes stands in for a machine that has run out in the meantime (which would be an OOM kill)."""
+def test_a_limit_on_file_sizes_is_the_same_error_by_its_name() -> None:
+    """It holds for memory as well."""
     before = os.listdir("/proc/self/fd")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, limits[1]))
     try:
-        with pytest.raises(arena.MemoryTooSmall):
+        with pytest.raises(arena.MemoryTooSmall, match="file size limit") as caught:
             arena.create("test", 2 * SIZE)
+        assert (caught.value.needed_bytes, caught.value.available_bytes) == (2 * SIZE, SIZE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(os.listdir("/proc/self/fd")) == len(before)
