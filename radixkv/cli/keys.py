@@ -24,7 +24,11 @@ class Key:
 
 SERVER = {
     "endpoint": Key("ADDRESS", "where workers reach the daemon, ipc://PATH; empty: the user's runtime directory"),
-    "lease_s": Key("SECONDS", "without a sign of life for this long a session's pages may be taken by others"),
+    "lease_s": Key(
+        "SECONDS",
+        "silent for so long, a session may be ended for its cached pages; "
+        "its private ones stay out of use until its process ends",
+    ),
     "heartbeat_s": Key("SECONDS", "how often a client library that is otherwise silent says that it is alive"),
     "resume_timeout_s": Key(
         "SECONDS", "how long after a warm start only free pages are handed out, for old sessions to come back"

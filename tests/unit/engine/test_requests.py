@@ -74,6 +74,19 @@ def test_a_sequence_may_be_as_long_as_the_limit_and_no_longer(more):
     assert code(reply) == ("limit_exceeded" if more else "out_of_pages")
 
 
+def test_a_tenant_too_many_is_refused_until_nothing_is_of_another():
+    _, one = workers(8, 1, namespaces=2)
+    held = one.reserve(range(4), b"held")
+    one.cache(range(4), b"cached")
+    assert code(one.try_reserve([1], b"third")) == "limit_exceeded", "no cached page leaves for it"
+    one.free(held)
+    one.reserve([1], b"third")
+    assert one.lookup(range(5), b"cached") == 4
+    assert code(one.try_reserve([1], b"held")) == "limit_exceeded"
+    one.invalidate(b"cached")
+    one.reserve([1], b"held")
+
+
 def test_epochs_that_a_page_was_seen_with_are_not_given_again():
     names = Namespaces(4)
     names.restore([NamespaceImage(2, 5, 1, b"a"), NamespaceImage(0, 7, 0, b"b")], newest_epoch=9)
