@@ -193,7 +193,8 @@ class Link:
 
     def open(self) -> None:
         """Connect, trying until the timeout. Errors: Unavailable, VersionMismatch, PermissionDenied, ..."""
-        until = self.core.clock() + self.core.timeout
+        began = self.core.clock()
+        until = began + self.core.timeout
         pause = RETRY_FIRST_S
         while True:
             self.check()
@@ -202,9 +203,10 @@ class Link:
                 self.connect(max(0.001, left))
                 break
             except Unavailable as error:
-                if self.core.clock() + pause >= until:
+                tried_s = self.core.clock() - began
+                if tried_s + pause >= self.core.timeout:
                     hint = "; start one with `radixkv serve`" if isinstance(error.__cause__, NOBODY_THERE) else ""
-                    raise Unavailable(f"{error.message} (tried for {self.core.timeout:g} s){hint}") from None
+                    raise Unavailable(f"{error.message} (tried for {tried_s:.3g} s){hint}") from None
             time.sleep(pause)
             pause = min(2 * pause, RETRY_MAX_S)
         self._keeper.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -25,6 +26,17 @@ def test_nobody_is_there(tmp_path: Path) -> None:
         radixkv.connect(f"ipc://{tmp_path}/nobody.sock", timeout=0.2)
     assert "[Errno" not in str(caught.value)
     assert 0.1 < time.monotonic() - started < 2
+
+
+def test_it_says_for_how_long_it_was_tried(tmp_path: Path) -> None:
+    """Which is less than the timeout, when another pause would be longer than that."""
+    started = time.monotonic()
+    with pytest.raises(radixkv.Unavailable) as caught:
+        radixkv.connect(f"ipc://{tmp_path}/nobody.sock", timeout=0.5)
+    waited = time.monotonic() - started
+    said = re.search(r"\(tried for ([0-9.]+) s\)", str(caught.value))
+    assert said is not None
+    assert 0 < float(said[1]) <= waited + 0.001
 
 
 def test_connect_waits_for_a_daemon_that_is_just_starting(daemon_factory: Any) -> None:
