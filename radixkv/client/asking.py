@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from radixkv.client.batch import FreeItem, Item, Part, ShareItem, as_error
+from radixkv.client.batch import FreeItem, Item, Part, ShareItem, ToldItem, as_error
 from radixkv.client.core import Away, Core
 from radixkv.client.effects import Ask, NeedQuiet, NeedSession, Synchronize, Verb
 from radixkv.client.outbox import Deferred, Event
@@ -54,6 +54,7 @@ def ready(seq: SequenceState) -> Verb[Session]:
         raise seq.broken
     failure = seq.pool.core.outbox.seen(seq)
     if failure is not None:
+        seq.hears(failure)
         raise failure
     return session
 
@@ -98,8 +99,9 @@ def deliver(session: Session, items: Sequence[Item]) -> Verb[list[Reply]]:
     try:
         replies: list[Reply] = yield from persist(Ask(session, pack(items)))
         yield from confirmed(session, [*(item.seq for item in items), *_made(items)])
-    except BaseException:
+    except BaseException as error:
         for item in items:
+            item.seq.hears(error)
             if isinstance(item, FreeItem) and item.error is None:  # nobody else sees to it
                 item.seq.pool.core.outbox.drop(session, item.seq.id)
         for child in _made(items):  # nobody will ever see it
@@ -127,6 +129,33 @@ def settle_truncates(core: Core, session: Session, seq: SequenceState) -> Verb[N
         yield from _quiet(core, session, seq, core.outbox.truncates)
 
 
+def copies_told(core: Core, session: Session, seq: SequenceState) -> Verb[list[ToldItem]]:
+    """Before pages of a sequence change hands: nobody copies rows from them any more, and the daemon knows it.
+
+    Who has yet to copy from them and has queued something, say the free behind its event, is waited for, the event too.
+    Of the library's own copies the daemon is told: of sequences with queued operations here, ahead of those; gives what
+    the caller has to send for the others.
+    """
+    pages = set(seq.page_table.tolist())
+    for other in core.outbox.busy(seq.pool):
+        if other is not seq and other.session is session and any(row[0] in pages for row in other.copy_rows):
+            yield from _synchronize(core.outbox.fenced(other))
+            yield from _settled(core, session, other, core.outbox.behind)
+    now: list[ToldItem] = []
+    ahead: list[ToldItem] = []
+    for item in map(ToldItem, seq.pool.untold(seq)):
+        (ahead if item.seq.unsettled or core.outbox.behind(item.seq) else now).append(item)
+    for item in ahead:
+        core.outbox.put_first(item)
+    for item in ahead:
+        yield from _gone_out(core, session, item)
+    return now
+
+
+def _gone_out(core: Core, session: Session, item: Item) -> Verb[None]:
+    yield from _settled(core, session, item.seq, lambda _: core.outbox.holds(item))
+
+
 def _synchronize(fenced: Sequence[Deferred]) -> Verb[None]:
     for deferred in fenced:
         if deferred.event is not None:
@@ -147,13 +176,18 @@ def _settled(
         if core.on_its_way(seq):
             yield NeedQuiet(seq)
         else:
-            yield from persist(Ask(session))
+            try:
+                yield from persist(Ask(session))
+            except SessionLost as error:
+                seq.hears(error)
+                raise
 
 
 def _quiet(core: Core, session: Session, seq: SequenceState, busy: Callable[[SequenceState], bool]) -> Verb[None]:
     yield from _settled(core, session, seq, busy)
     failure = seq.pool.core.outbox.seen(seq)
     if failure is not None:
+        seq.hears(failure)
         raise failure
 
 
@@ -188,12 +222,13 @@ def wait_loaded(core: Core, seq: SequenceState, layer: int | None, timeout: floa
     ask = Ask(session, [_Loading(seq, layer)], wait_s)
     try:
         (reply,) = yield from persist(ask)
-    except BaseException:
+        if seq.lost:
+            raise seq.lost
+        expect(reply, Loaded)
+    except BaseException as error:
         core.call_off(ask)
+        seq.hears(error)
         raise
-    if seq.lost:
-        raise seq.lost
-    expect(reply, Loaded)
 
 
 # -- values -----------------------------------------------------------------------------------------------------------

@@ -38,6 +38,9 @@ from radixkv.errors import (
     from_code,
 )
 
+BITS_SHOWN = 128
+"""Of a number that is refused; of a larger one only its size is said."""
+
 
 def as_error(failure: Failure) -> RadixKVError:
     return from_code(failure.code, failure.message, failure.details)
@@ -81,6 +84,7 @@ class Item:
     def outcome(self) -> Any:
         """The value, or raise the error."""
         if self.error is not None:
+            self.seq.hears(self.error)
             raise self.error
         return self.value
 
@@ -103,6 +107,20 @@ class CopiedItem(Item):
 
     def apply(self, result: Any) -> None:  # noqa: ARG002 - the answer says nothing more
         self.seq.rows_copied()
+
+
+class ToldItem(CopiedItem):
+    """The library's own word that it has copied the rows. Nobody asked for it: what becomes of it is nobody's error."""
+
+    __slots__ = ()
+
+    def leaves(self) -> None:
+        """Its rows are none of those that the caller has yet to copy."""
+
+    def settle(self, result: Any) -> None:
+        self.error = None
+        if not isinstance(result, Failure):
+            self.seq.pool.told(self.seq)
 
 
 class FreeItem(Item):
@@ -359,5 +377,6 @@ def natural(name: str, value: Any) -> int:
     except (AttributeError, TypeError):
         raise BadRequest(f"{name} is a whole number, not {value!r}") from None
     if not 0 <= number < 2**63:
-        raise BadRequest(f"{name} is from 0 to 2^63 - 1", value=float(number))
+        shown = {"value": number} if number.bit_length() <= BITS_SHOWN else {"bits": number.bit_length()}
+        raise BadRequest(f"{name} is from 0 to 2^63 - 1", **shown)
     return int(number)

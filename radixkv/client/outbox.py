@@ -57,10 +57,11 @@ class Deferred:
 
     def done(self) -> bool:
         """Has the device finished? An event that fails is ``failure``: what it fenced is not known to be good."""
-        if self.event is None:
+        event = self.event  # whoever has waited for it takes it away
+        if event is None:
             return True
         try:
-            return bool(self.event.query())
+            return bool(event.query())
         except Exception as error:  # noqa: BLE001 - foreign code; its failure belongs to whoever gave us the event
             self.failure = Unavailable(f"the event of a fenced operation failed: {error!r}")
             return True
@@ -128,6 +129,11 @@ class Outbox:
         if first:
             self.stirred()
 
+    def put_first(self, item: Item) -> None:
+        """It goes out before whatever the sequence has queued."""
+        with self._lock:
+            self._queues.setdefault(item.seq, deque()).appendleft(Deferred(item, None))
+
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -147,6 +153,17 @@ class Outbox:
     def flying(self, seq: SequenceState) -> bool:
         """Has some operation of this sequence gone out that is not answered yet?"""
         return seq in self._flying
+
+    def holds(self, item: Item) -> bool:
+        """Is this operation queued, or on its way?"""
+        with self._lock:
+            queued = [deferred.item for deferred in self._queues.get(item.seq, ())]
+            return item in queued or item in self._flying.get(item.seq, ())
+
+    def busy(self, pool: Any) -> list[SequenceState]:
+        """Sequences of one pool that have operations queued or on their way."""
+        with self._lock:
+            return [seq for seq in {**self._queues, **self._flying} if seq.pool is pool]
 
     def _held(self, seq: SequenceState) -> bool:
         return seq in self._flying or bool(seq.unsettled)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from radixkv.client.core import Core
 from radixkv.client.sequence import Grant, SequenceState
@@ -26,8 +27,9 @@ class PoolState:
         self.name = name
         self.current: Memory | None = None
         self._prefill_tokens_per_s = 0.0
-        self._copied: WeakSet[SequenceState] = WeakSet()
-        """Sequences whose rows the library copied. The daemon may not know yet: it learns from their next commit."""
+        self._copied: WeakKeyDictionary[SequenceState, set[int]] = WeakKeyDictionary()
+        """Sequences whose rows the library copied, and from which pages. The daemon may not know yet: it learns from
+        their next commit, or is told (``untold``)."""
         self._lock = threading.Lock()
 
     @property
@@ -64,16 +66,23 @@ class PoolState:
         """How much longer an answer may take because pages are copied first."""
         return COPY_WAIT_S if self.memory.host_pages else 0.0
 
-    def rows_copied(self, seq: SequenceState) -> None:
+    def rows_copied(self, seq: SequenceState, sources: Iterable[int]) -> None:
         with self._lock:
-            self._copied.add(seq)
+            self._copied.setdefault(seq, set()).update(sources)
 
-    def take_copied(self) -> list[SequenceState]:
-        """Those whose copies the daemon has to be told of before pages change hands."""
+    def told(self, seq: SequenceState) -> None:
+        """The daemon knows that the rows of this sequence have been copied."""
         with self._lock:
-            copied = [seq for seq in self._copied if not seq.closed]
-            self._copied.clear()
-        return copied
+            self._copied.pop(seq, None)
+
+    def untold(self, seq: SequenceState) -> list[SequenceState]:
+        """Whose copies the daemon has to be told of before this sequence's pages change hands: those that copied from
+        its pages, and itself. Also those that have been given up, as long as the daemon holds them for us: a free may
+        still wait for its event. Who has yet to copy other rows says so himself, when he has."""
+        pages, session = set(seq.page_table.tolist()), seq.session
+        with self._lock:
+            copied = [one for one, sources in self._copied.items() if one is seq or not pages.isdisjoint(sources)]
+        return [one for one in copied if one in session.sequences and not one.copy_rows]
 
     def make(self, session: Session, grant: Grant) -> SequenceState:
         """A sequence as the shell's callers see it."""

@@ -267,6 +267,11 @@ class SequenceState:
         self.sound = False
         self.session.sequences.discard(self)
 
+    def hears(self, error: BaseException | None) -> None:
+        """What the caller is told. Whoever knows that it is lost has nothing left to free: that is a no-op then."""
+        if isinstance(error, SessionLost) and (self.session.over or self.lost):
+            self.closed = True
+
     @property
     def lost(self) -> SessionLost | None:
         """Why, if it did not outlive a daemon although its session did."""
@@ -322,7 +327,7 @@ class SequenceState:
 
     def _carried_out(self, rows: list[CopyRow], copy: bool) -> tuple[CopyRow, ...]:
         if rows and copy and self.memory.copy_rows(rows) and self._daemon_lives():
-            self.pool.rows_copied(self)
+            self.pool.rows_copied(self, [source for source, _, _ in rows])
             return ()
         return tuple(rows)
 

@@ -84,6 +84,7 @@ class _Entry:
     def outcome(self) -> Any:
         if self.item is None or self.item.error is None:
             return self.result if self.item is None else self.item.value
+        self.seq.hears(self.item.error)
         return self.item.error
 
 
@@ -113,7 +114,10 @@ def step(core: Core, plan: Plan) -> Verb[StepResult]:
     replies = (yield from deliver(session, items)) if items else []
     failures = [reply for reply in replies if isinstance(reply, Failure)]
     if failures and len(failures) == len(replies):
-        raise as_error(failures[0])
+        error = as_error(failures[0])
+        for item in items:
+            item.seq.hears(error)
+        raise error
     return StepResult(
         free=[entry.outcome() for entry in lists["free"]],
         **{name: {entry.seq: entry.outcome() for entry in lists[name]} for name in lists if name != "free"},

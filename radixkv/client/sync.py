@@ -205,7 +205,10 @@ class Pool(PoolHandle):
         return self._run(verbs.invalidate(self, _namespace(namespace)))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything fenced has gone out and is answered. Raises the first deferred error, or Timeout."""
+        """Wait until everything fenced has gone out and is answered. Raises the first deferred error, or Timeout.
+
+        timeout: seconds; None: as long as the events take.
+        """
         return self._run(verbs.flush(self.core, self, timeout))
 
     def make(self, session: Session, grant: Grant) -> Sequence:
@@ -271,7 +274,8 @@ class Sequence(SequenceHandle):
         return self._run(verbs.copied(self.pool.core, self, after))
 
     def free(self, after: Event | None = None, *, commit: int = 0) -> None:
-        """Give the sequence up: committed full pages stay cached, the rest goes back. Twice is a no-op.
+        """Give the sequence up: committed full pages stay cached, the rest goes back. Twice is a no-op, and so it
+        is once a call has raised SessionLost.
 
         ``commit``: the first so many tokens are complete; as ``commit(n)`` just before, in the same round trip. If that
         is refused the error is raised, and the sequence is given up all the same.
@@ -279,7 +283,12 @@ class Sequence(SequenceHandle):
         return self._run(verbs.free(self.pool.core, self, after, commit))
 
     def handoff(self, ttl: float = TICKET_TTL_S, after: Event | None = None) -> bytes:
-        """A ticket by which another client adopts this sequence within ``ttl`` seconds; here it is over."""
+        """A ticket by which another client adopts this sequence within ``ttl`` seconds; here it is over.
+
+        Waits for its earlier fenced operations unless ``after`` is pending, and in any case for those of others that
+        say that the caller has copied rows from its pages. Errors: BadRequest (nobody has said so), StaleHandle,
+        SessionLost.
+        """
         return self._run(verbs.handoff(self.pool.core, self, ttl, after))
 
     def compact(self) -> None:
@@ -290,7 +299,7 @@ class Sequence(SequenceHandle):
         """Give all pages up and keep the tokens: for engines that preempt. What is committed in full pages stays cached
         (and moves to the host tier as it grows cold); the page begun is kept in this process's memory.
 
-        Until ``resume`` all verbs but ``free`` are refused. Waits for ``after``.
+        Until ``resume`` all verbs but ``free`` are refused. Waits for ``after``, as long as that takes.
         Errors: StaleHandle, SessionLost, Unavailable.
         """
         return self._run(suspending.suspend(self.pool.core, self, after))

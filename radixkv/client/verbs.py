@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from radixkv.client.asking import (
     confirmed,
+    copies_told,
     deliver,
     done,
     drain,
@@ -321,7 +322,8 @@ def compact(core: Core, seq: SequenceState) -> Verb[None]:
 
 
 def free(core: Core, seq: SequenceState, after: Event | None, commit: int = 0) -> Verb[None]:
-    """Freeing twice is a no-op. An error of an earlier deferred operation is raised after the free has been sent.
+    """Freeing twice is a no-op, and so is to free what the caller knows to be lost. An error of an earlier deferred
+    operation is raised after the free has been sent.
 
     Waits for no daemon that is yet to come: the outbox will tell it.
     """
@@ -355,18 +357,19 @@ def free(core: Core, seq: SequenceState, after: Event | None, commit: int = 0) -
 def handoff(core: Core, seq: SequenceState, ttl: float, after: Event | None) -> Verb[bytes]:
     """With an event that is not done the ticket comes at once and is good from when the message has gone out.
 
-    The daemon hands off nothing whose private pages are still to be copied, so it is told of the library's own copies.
+    The daemon hands off nothing whose private pages are still to be copied from, or to (``copies_told``).
     """
     item = HandoffItem(seq, os.urandom(TICKET_BYTES), seconds("ttl", ttl))
     session = yield from whole(core, seq)
-    told = [CopiedItem(one) for one in seq.pool.take_copied() if one.session is session]
     if not done(after):
+        told = yield from copies_told(core, session, seq)
+        if told:
+            yield from deliver(session, told)
         seq.closed = True
-        for copied_item in told:
-            core.outbox.defer(copied_item, None)
         core.outbox.defer(item, after)
         return item.ticket
     yield from drain(core, session, seq)
+    told = yield from copies_told(core, session, seq)
     yield from deliver(session, [*told, item])
     return item.outcome()  # type: ignore[no-any-return]
 

@@ -159,6 +159,40 @@ def test_handoff_takes_pending_commits_along(pool: Any, ns: Any, new_fence: Any,
         assert mine.committed_tokens == 12
 
 
+@pytest.mark.parametrize("mine", [None, "pending", "done"])
+def test_handoff_while_a_forks_free_waits_for_its_event(
+    pool: Any, connect: Any, ns: Any, new_fence: Any, mine: str | None
+) -> None:
+    """The library has copied the fork's rows: nobody waits for the fork's event."""
+    seq, fence, own = pool.reserve(range(10), namespace=ns), new_fence(), new_fence(done=mine == "done")
+    seq.commit(10)
+    (child,) = seq.share()
+    child.free(after=fence)
+    ticket = seq.handoff(after=own if mine else None)
+    own.done = True
+    there = connect().pool("default")
+    pool.lookup([1], namespace=ns)  # takes along what is ready
+    with there.adopt(ticket) as moved:
+        assert (moved.length, moved.committed_tokens, moved.valid()) == (10, 10, True)
+    assert fence.synchronized == 0
+    fence.done = True
+    pool.flush(5)
+
+
+def test_handoff_waits_for_rows_that_the_caller_still_copies_from_it(
+    pool: Any, connect: Any, ns: Any, new_fence: Any
+) -> None:
+    seq, fence = pool.reserve(range(10), namespace=ns), new_fence()
+    seq.commit(10)
+    (child,) = seq.share(copy=False)
+    with pytest.raises(radixkv.BadRequest, match="copied"):
+        seq.handoff()
+    child.free(after=fence)
+    ticket = seq.handoff()
+    assert fence.synchronized == 1
+    connect().pool("default").adopt(ticket).free()
+
+
 def test_copied_after_an_event(pool: Any, ns: Any, new_fence: Any, cache: Any, counts: Any) -> None:
     prompt = cache(8)
     fence = new_fence()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 
 from radixkv.client import verbs
 from radixkv.client.batch import TruncateItem
-from radixkv.commands import Commit, Extend, Failure, Free, Handoff, Step, Stepped, Truncate
+from radixkv.commands import Commit, Extend, Failure, Free, Handoff, Step, Stepped, Truncate, Truncated
 from radixkv.errors import BadRequest, SessionLost, StaleHandle, Timeout, Unavailable
 
 
@@ -296,3 +297,110 @@ def test_more_than_a_message_holds(desk: Any, good: Any) -> None:
     freed = [[item.seq for item in body.free] for body in desk.bodies]
     assert [len(ids) for ids in freed] == [1024, 1024, 452]
     assert sorted(chain.from_iterable(freed)) == list(range(2500))
+
+
+# -- handing off what others have copied from --------------------------------------------------------------------------
+
+
+def fork(desk: Any, good: Any, copies: bool = True) -> tuple[Any, Any]:
+    """A sequence with six of ten tokens' rows in a page begun, and a fork whose rows come from that page."""
+    desk.memory.copies = copies
+    seq = desk.sequence(10, (0, 1, 2), committed_tokens=10, writable_from_tokens=8)
+    other = desk.sequence(10, (0, 1, 5), committed_tokens=10, writable_from_tokens=8, copy_rows=[(2, 5, 2)])
+    desk.answer = good
+    return seq, other
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_handoff_tells_of_copies_of_one_whose_free_still_waits(
+    desk: Any, new_event: Any, good: Any, fenced: bool
+) -> None:
+    seq, other = fork(desk, good)
+    event, mine = new_event(), new_event(done=not fenced)
+    desk.run(verbs.free(desk.core, other, event))
+    ticket = desk.run(verbs.handoff(desk.core, seq, 30.0, mine))
+    assert desk.bodies == [Step(copied=[other.id]), *([] if fenced else [Handoff(seq.id, ticket, 30.0)])]
+    assert event.waited == mine.waited == 0
+    mine.done = True
+    desk.ship()
+    assert desk.bodies == ([Handoff(seq.id, ticket, 30.0)] if fenced else [])
+    event.done = True
+    desk.ship()
+    assert desk.bodies == [Step(free=[Free(other.id)])]
+
+
+@pytest.mark.parametrize("verb", ["commit", "free", "handoff", "truncate"])
+def test_what_is_told_of_copies_overtakes_what_waits_for_events(
+    desk: Any, new_event: Any, good: Any, verb: str
+) -> None:
+    """And nothing of that sequence goes between: a truncate's rows are not copied yet."""
+    seq, other = fork(desk, good)
+    event = new_event()
+    arguments = {"commit": (10,), "free": (), "handoff": (30.0,)}.get(verb)
+    call = verbs.truncate(desk.core, TruncateItem(other, 9), event) if arguments is None else None
+    desk.run(call or getattr(verbs, verb)(desk.core, other, *arguments, event))
+    event.done = verb == "truncate"
+    desk.run(verbs.handoff(desk.core, seq, 30.0, None))
+    first, *_, last = desk.bodies
+    assert (first.copied, type(last)) == ([other.id], Handoff)
+    assert bool(first.truncate) == (verb == "truncate")
+
+
+def test_copies_are_told_once_and_to_nobody_whom_they_do_not_concern(desk: Any, good: Any) -> None:
+    seq, other = fork(desk, good)
+    far = desk.sequence(10, (7, 8, 9), committed_tokens=10, writable_from_tokens=8)
+    desk.run(verbs.handoff(desk.core, far, 30.0, None))
+    assert [type(body) for body in desk.bodies] == [Handoff]
+    desk.run(verbs.handoff(desk.core, seq, 30.0, None))
+    assert desk.bodies[0] == Step(copied=[other.id])
+    assert desk.pool.untold(seq) == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_copies_that_came_too_late_to_be_told_are_told_again(desk: Any, new_event: Any, good: Any, waits: bool) -> None:
+    seq, other = fork(desk, good)
+    if waits:
+        desk.run(verbs.free(desk.core, other, new_event()))
+    late = Failure("timeout", "too late")
+    refused = Failure("bad_request", "say copied first")
+    desk.answer = lambda request: late if isinstance(request.body, Step) else refused
+    with pytest.raises(BadRequest, match="copied"):
+        desk.run(verbs.handoff(desk.core, seq, 30.0, None))
+    desk.bodies.clear()
+    desk.answer = good
+    ticket = desk.run(verbs.handoff(desk.core, seq, 30.0, None))
+    assert desk.bodies == [Step(copied=[other.id]), Handoff(seq.id, ticket, 30.0)]
+    desk.run(verbs.flush(desk.core, desk.pool, 0)) if not waits else None
+
+
+@pytest.mark.parametrize("verb", ["commit", "free", "copied"])
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_handoff_waits_for_rows_that_a_device_still_copies_from_it(
+    desk: Any, new_event: Any, good: Any, verb: str, fenced: bool
+) -> None:
+    """Where the caller copies them, on a stream, and what says so is behind an event already."""
+    seq, other = fork(desk, good, copies=False)
+    event, mine = new_event(), new_event(done=not fenced)
+    arguments = {"commit": (10,)}.get(verb, ())
+    desk.run(getattr(verbs, verb)(desk.core, other, *arguments, event))
+    desk.run(verbs.handoff(desk.core, seq, 30.0, mine))
+    assert (event.waited, mine.waited) == (1, 0)
+    mine.done = True
+    desk.ship()
+    first, last = desk.bodies
+    assert (type(first), type(last)) == (Step, Handoff)
+    assert other.copy_rows == [] or verb == "free"
+
+
+def test_rows_that_the_caller_has_yet_to_copy_are_not_told_of(desk: Any, good: Any) -> None:
+    """Although the library has copied others into the same sequence before."""
+    seq, other = fork(desk, good)
+    desk.memory.copies = False
+    answer = Stepped(truncate=[Truncated(2, np.array([6], np.int32).tobytes(), [(1, 6, 2)])])
+    desk.answer = lambda request: answer
+    desk.run(verbs.truncate(desk.core, TruncateItem(other, 6), None))
+    assert other.copy_rows == [(1, 6, 2)]
+    desk.answer = good
+    desk.bodies.clear()
+    desk.run(verbs.handoff(desk.core, seq, 30.0, None))
+    assert [type(body) for body in desk.bodies] == [Handoff]

@@ -10,6 +10,7 @@ import pytest
 from radixkv.client import asking, verbs
 from radixkv.client.batch import ShareItem, TruncateItem
 from radixkv.client.namespace import Namespace
+from radixkv.client.step import Plan, step
 from radixkv.client.verbs import Want
 from radixkv.commands import (
     COPY_WAIT_S,
@@ -18,6 +19,7 @@ from radixkv.commands import (
     Done,
     Failure,
     Free,
+    Loaded,
     LookedUp,
     Prefetch,
     Reserve,
@@ -315,6 +317,68 @@ def test_a_lost_session_is_noticed_at_the_next_call(desk: Any) -> None:
     assert desk.core.session is None
     with pytest.raises(SessionLost):
         desk.run(verbs.commit(desk.core, seq, 4, None)) if desk.connect() else None
+
+
+AFTER_WHICH_A_FREE_DOES_NOTHING = {
+    "commit": lambda desk, seq: verbs.commit(desk.core, seq, 4, None),
+    "truncate": lambda desk, seq: verbs.truncate(desk.core, TruncateItem(seq, 4), None),
+    "extend": lambda desk, seq: verbs.extend(desk.core, seq, b"", 4),
+    "share": lambda desk, seq: verbs.share(desk.core, ShareItem(seq, 0, 1)),
+    "compact": lambda desk, seq: verbs.compact(desk.core, seq),
+    "copied": lambda desk, seq: verbs.copied(desk.core, seq, None),
+    "handoff": lambda desk, seq: verbs.handoff(desk.core, seq, 1.0, None),
+    "free": lambda desk, seq: verbs.free(desk.core, seq, None),
+    "wait_loaded": lambda desk, seq: asking.wait_loaded(desk.core, seq, None, None),
+    "step": lambda desk, seq: step(desk.core, Plan(commit={seq: 4})),
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["no daemon", "another session"])
+@pytest.mark.parametrize("noticed", [False, True], ids=["by the answer", "before"])
+@pytest.mark.parametrize("first", AFTER_WHICH_A_FREE_DOES_NOTHING)
+def test_after_session_lost_a_free_does_nothing(desk: Any, first: str, noticed: bool, again: bool) -> None:
+    """Whichever call was told."""
+    seq = desk.sequence()
+    if first == "wait_loaded":
+        seq.arriving = Loaded(0, (0, 1))
+    desk.answer = lambda request: LOST
+    if noticed:
+        desk.core.ended(desk.session)
+        desk.connect()
+    call = AFTER_WHICH_A_FREE_DOES_NOTHING[first](desk, seq)
+    if noticed and first == "step":
+        assert isinstance(desk.run(call).commit[seq], SessionLost)
+    else:
+        with pytest.raises(SessionLost):
+            desk.run(call)
+    if again and desk.core.session is None:
+        desk.connect()
+    desk.bodies.clear()
+    desk.run(verbs.free(desk.core, seq, None))
+    assert (seq.closed, desk.bodies) == (True, [])
+
+
+def test_after_session_lost_from_one_of_several_in_a_step_a_free_does_nothing(desk: Any, good: Any) -> None:
+    old = desk.sequence()
+    desk.core.ended(desk.session)
+    desk.connect()
+    new = desk.sequence()
+    desk.answer = good
+    result = desk.run(step(desk.core, Plan(commit={old: 4, new: 4})))
+    assert (type(result.commit[old]), result.commit[new]) == (SessionLost, None)
+    desk.run(verbs.free(desk.core, old, None))
+
+
+@pytest.mark.parametrize("number", [-1, -(2**63), 2**63])
+def test_a_number_that_is_refused_is_said_as_it_was_given(desk: Any, number: int) -> None:
+    with pytest.raises(BadRequest, match=f"value={number}\\)") as caught:
+        desk.run(verbs.extend(desk.core, desk.sequence(), b"", number))
+    assert type(caught.value.value) is int
+
+
+def test_of_a_huge_number_only_its_size_is_said(desk: Any) -> None:
+    with pytest.raises(BadRequest, match="bits=20001"):
+        desk.run(verbs.extend(desk.core, desk.sequence(), b"", -(2**20000)))
 
 
 def test_old_sequences_are_lost_with_their_session(desk: Any, good: Any) -> None:
