@@ -133,7 +133,7 @@ def test_what_is_over_is_not_told_again_by_a_copy_nor_by_a_snapshot() -> None:
 def test_a_snapshot_has_what_leaves_before_its_turn_and_not_what_comes_instead() -> None:
     ledger = Ledger(POOL, SIZES)
     for space in range(2):
-        list(ledger.fold(NamespaceRecord(POOL.name, space, 1, b"")))
+        list(ledger.fold(NamespaceRecord(POOL.name, space, 1, bytes([space]))))
     for write in prompt(0, 0, 4):
         (told,) = ledger.fold(write)
     telling = ledger.everything()
