@@ -123,8 +123,7 @@ def _raise(pool: Pool, seq: Sequence, tokens: bytes, packed: bytes) -> int:
     if not below.pages:
         return 0
     above = seq.node
-    seq.node, woken = pool.tree.pin(below, above=above)
-    pool.woken(woken)
+    seq.node = pool.pin(below, above=above)
     end = below.pages * PAGE_ID_BYTES
     pool.writes.append(Copied(pool.name, host.places(b"".join(below.parts)), packed[:end]))
     for node in pool.tree.path(seq.node, above=above):

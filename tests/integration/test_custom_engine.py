@@ -123,17 +123,23 @@ def test_requests_of_no_or_one_token_and_those_put_back_with_their_last(
         expect_nothing_held(client)
 
 
+def after_three_steps(custom_engine: Any, model: Any, client: Any) -> tuple[Any, list[Any]]:
+    """An engine in the middle of five requests."""
+    engine = custom_engine.Engine(model, client.pool(), radixkv.Namespace(model="random"))
+    rows = requests(custom_engine, 5)
+    engine.waiting.extend(rows)
+    for _ in range(3):
+        engine.step()
+    return engine, rows
+
+
 @pytest.mark.parametrize("supervised", [True, False], ids=["with a keeper", "without"])
 def test_a_daemon_that_dies_costs_time_only(
     custom_engine: Any, model: Any, daemon_factory: Any, supervised: bool
 ) -> None:
     daemon = daemon_factory(pools=[POOL], supervised=supervised)
     with radixkv.connect(daemon.endpoint) as client:
-        engine = custom_engine.Engine(model, client.pool(), radixkv.Namespace(model="random"))
-        rows = requests(custom_engine, 5)
-        engine.waiting.extend(rows)
-        for _ in range(3):
-            engine.step()
+        engine, rows = after_three_steps(custom_engine, model, client)
         if supervised:
             daemon.kill_daemon()
             daemon.wait_ready()
@@ -153,11 +159,7 @@ def test_what_it_had_of_one_daemon_is_not_written_into_the_pages_of_the_next(
     pools = [{**POOL, "page_size": 16, "pages": 24}]
     daemon = daemon_factory(pools=pools)
     with radixkv.connect(daemon.endpoint) as client:
-        engine = custom_engine.Engine(model, client.pool(), radixkv.Namespace(model="random"))
-        rows = requests(custom_engine, 5)
-        engine.waiting.extend(rows)
-        for _ in range(3):
-            engine.step()
+        engine, rows = after_three_steps(custom_engine, model, client)
         before = client.pool().memory
         daemon.kill()
         daemon = daemon_factory(pools=pools, endpoint=daemon.endpoint)

@@ -249,3 +249,12 @@ def good(request: Request) -> Reply | None:
 @pytest.fixture(name="good")
 def _good() -> Answer:
     return good
+
+
+@pytest.fixture
+def kept(desk: Desk) -> Desk:
+    """A desk whose daemon has a keeper."""
+    desk.core.ended(desk.session)
+    desk.connect(resumes=True)
+    desk.answer = good
+    return desk

@@ -457,15 +457,6 @@ def test_what_is_on_its_way_when_the_session_ends_is_not_waited_for(desk: Any, n
     assert not session.doubts
 
 
-@pytest.fixture
-def kept(desk: Any, good: Any) -> Any:
-    """A desk whose daemon has a keeper."""
-    desk.core.ended(desk.session)
-    desk.connect(resumes=True)
-    desk.answer = good
-    return desk
-
-
 @pytest.mark.parametrize("asked_again", [False, True])
 def test_fenced_operations_in_doubt_go_to_the_next_daemon_first(kept: Any, new_event: Any, asked_again: bool) -> None:
     seq, handed, first, second = kept.sequence(), kept.sequence(8, (3, 4)), new_event(), new_event()

@@ -50,15 +50,6 @@ def packed(*pages: int) -> bytes:
     return np.array(pages, np.int32).tobytes()
 
 
-@pytest.fixture
-def kept(desk: Any, good: Any) -> Any:
-    """A desk whose daemon has a keeper."""
-    desk.core.ended(desk.session)
-    desk.connect(resumes=True)
-    desk.answer = good
-    return desk
-
-
 class Call:
     """A verb of a thread that is stopped when its request has left."""
 
